@@ -1,0 +1,15 @@
+"""Soft-DTW for PyTorch: right gradients in float32, no N x M table, on CPU and CUDA."""
+
+from .functional import softdtw, softdtw_alignment, softdtw_cdist, softdtw_divergence, softdtw_from_cost
+from .modules import SoftDTW
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SoftDTW",
+    "softdtw",
+    "softdtw_alignment",
+    "softdtw_cdist",
+    "softdtw_divergence",
+    "softdtw_from_cost",
+]

@@ -1,0 +1,111 @@
+"""Differentiable cost matrices for the metrics that have no fused kernel, and for `fused=False`.
+
+Each function maps x (B or 1, N, D) and y (B or 1, M, D) to (B, N, M) and never builds an (B, N, M, D) tensor.
+The recurrence divides costs by gamma, so their last bits matter: float32 products are taken in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+DistanceFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Metric(NamedTuple):
+    """What a `dist` stands for. Only the named metrics are known to be symmetric and to broadcast."""
+
+    name: str
+    cost: DistanceFunction
+    fused: bool
+    is_named: bool
+
+
+def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Gradient of the squared Euclidean costs wrt x, one for each sample: 2 sum_j grad_ij (x_i - y_j).
+
+    Args:
+        grad: (B, N, M) gradient wrt the costs.
+        x, y: (B or 1, N, D) and (B or 1, M, D).
+    """
+    # Differences to a common centre, so that an offset of the data does not cancel in the two terms below.
+    centre = x.mean((0, 1), keepdim=True)
+    with torch.autocast(x.device.type, enabled=False):
+        return 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
+
+
+class _SquaredEuclidean(torch.autograd.Function):
+    """|x_i|^2 + |y_j|^2 - 2 x_i.y_j in float64 around a common centre; the backward is two matrix products.
+
+    The centre changes no distance and takes away the cancellation that a common offset causes. What is left
+    is float64 rounding, which disappears when the costs are rounded to float32. float64 input has no wider
+    type to hide in, so it takes direct differences.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
+        centre = x.mean(1, keepdim=True, dtype=torch.float64)
+        if centre.shape[0] != y.shape[0]:
+            centre = centre.mean(0, keepdim=True)
+        wide_x, wide_y = x - centre, y - centre
+        square_x = wide_x.square().sum(2).unsqueeze(2)
+        square_y = wide_y.square().sum(2).unsqueeze(1)
+        product = torch.matmul(wide_x, wide_y.transpose(1, 2))
+        return (square_x + square_y).sub_(product, alpha=2).clamp_(min=0).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, y = ctx.saved_tensors
+        grad_x = grad_y = None
+        if ctx.needs_input_grad[0]:
+            grad_x = sqeuclidean_gradient(grad, x, y).sum_to_size(x.shape)
+        if ctx.needs_input_grad[1]:
+            grad_y = sqeuclidean_gradient(grad.transpose(1, 2), y, x).sum_to_size(y.shape)
+        return grad_x, grad_y
+
+
+_sqeuclidean: DistanceFunction = _SquaredEuclidean.apply
+
+
+def sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over d of (x_id - y_jd)^2."""
+    return _sqeuclidean(x, y)
+
+
+def euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Square root of the squared Euclidean distance; where two points coincide the gradient is zero."""
+    return torch.cdist(x, y, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def cityblock(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over d of |x_id - y_jd|."""
+    return torch.cdist(x, y, p=1.0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    square = x.square().sum(2, keepdim=True)
+    zero = square == 0
+    return x * torch.rsqrt(square.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
+
+
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """1 - cos of the angle; a zero vector is at distance 1 from everything, with a zero gradient."""
+    product = torch.matmul(_unit(x.double()), _unit(y.double()).transpose(1, 2))
+    return (1 - product).to(x.dtype)
+
+
+METRICS: dict[str, Metric] = {
+    "sqeuclidean": Metric("sqeuclidean", sqeuclidean, fused=True, is_named=True),
+    "euclidean": Metric("euclidean", euclidean, fused=False, is_named=True),
+    "cityblock": Metric("cityblock", cityblock, fused=False, is_named=True),
+    "cosine": Metric("cosine", cosine, fused=False, is_named=True),
+}
