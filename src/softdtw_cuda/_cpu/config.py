@@ -1,0 +1,49 @@
+"""Sizes of the CPU kernels' saved state: pure arithmetic, importable without Numba and traceable with symbolic sizes.
+
+A pair's cost matrix is cut into square tiles. The forward saves the bottom row and the right column of every tile that
+the band touches, as scaled floats (f, n): 4 numbers for each of the tile's edge cells, 16 / TILE bytes a cell in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+TILE_NARROW = 128
+"""Tile edge in float32: three probabilities, costs and alignment of a tile take 650 KB, inside a 1 MB L2 cache."""
+TILE_WIDE = 64
+"""Tile edge in float64: half the edge, a quarter of the cells, twice the bytes a cell."""
+
+
+def tile_edge(dtype: torch.dtype) -> int:
+    """Edge of the square tiles for inputs of ``dtype``."""
+    return TILE_WIDE if dtype == torch.float64 else TILE_NARROW
+
+
+def tile_radius(bandwidth: int, edge: int) -> int:
+    """Tiles (I, J) hold cells of the band |i - j| <= bandwidth exactly when |I - J| <= this."""
+    return (bandwidth + edge - 1) // edge
+
+
+def saved_columns(m: int, bandwidth: int, edge: int) -> int:
+    """Tiles kept for each row of tiles."""
+    columns = (m + edge - 1) // edge
+    if bandwidth < 0:
+        return columns
+    return torch.sym_min(columns, 2 * tile_radius(bandwidth, edge) + 1)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def saved_edge_cells(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Cells saved for one pair in each of the two directions (bottom rows, right columns)."""
+    edge = tile_edge(dtype)
+    return ((n + edge - 1) // edge) * saved_columns(m, bandwidth, edge) * edge
+
+
+def cost_state_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Bytes of the state that the forward on a cost matrix (batch, n, m) saves."""
+    number = 8 if dtype == torch.float64 else 4
+    return 4 * number * batch * saved_edge_cells(n, m, dtype, bandwidth)
+
+
+def fused_state_bytes(batch: int, n: int, m: int, d: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Bytes of the state that the forward on sequences (batch, n, d), (batch, m, d) saves."""
+    return cost_state_bytes(batch, n, m, dtype, bandwidth)

@@ -1,0 +1,532 @@
+"""SIMD vectors, atomics and the few scaled-float primitives that the CPU kernels are written in.
+
+Numba's own loop vectoriser leaves a scalar tail on every anti-diagonal, which costs more than the diagonal itself.
+The kernels therefore spell their vectors out: a ``VectorType`` is an LLVM ``<lanes x element>``, one register on the
+machine at hand, and every function here is emitted inline. Vectors are 64 bytes wide with AVX-512 and 32 otherwise;
+LLVM splits them where the hardware is narrower, so the code is correct everywhere.
+
+All offsets are in elements of a flat, C-contiguous array and are not checked.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, register_model
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+VECTOR_BYTES = 64 if llvm.get_host_cpu_features().get("avx512f", False) else 32
+
+
+def jit(function: Function) -> Function:
+    """Compile without the interpreter lock, cached on disk wherever a cache directory can be written."""
+    try:
+        return cast(Function, numba.njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # "cannot cache function: no locator available": nowhere to write
+        return cast(Function, numba.njit(nogil=True)(function))
+
+
+class VectorType(types.Type):  # type: ignore[misc]
+    """A SIMD register of ``lanes`` elements; the element is a Numba number type or ``boolean`` for a mask."""
+
+    def __init__(self, element: Any, lanes: int) -> None:
+        self.element = element
+        self.lanes = lanes
+        super().__init__(name=f"vector({element}, {lanes})")
+
+
+def _llvm_element(element: Any) -> ir.Type:
+    if element == types.boolean:
+        return ir.IntType(1)
+    if isinstance(element, types.Integer):
+        return ir.IntType(element.bitwidth)
+    return ir.FloatType() if element == types.float32 else ir.DoubleType()
+
+
+def _llvm_vector(vector: VectorType) -> ir.VectorType:
+    return ir.VectorType(_llvm_element(vector.element), vector.lanes)
+
+
+@register_model(VectorType)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: VectorType) -> None:
+        super().__init__(dmm, fe_type, _llvm_vector(fe_type))
+
+
+def _vector_of(element: Any) -> VectorType:
+    return VectorType(element, VECTOR_BYTES * 8 // element.bitwidth)
+
+
+def _is_float(vector: VectorType) -> bool:
+    return isinstance(vector.element, types.Float)
+
+
+def _integer_twin(vector: VectorType) -> VectorType:
+    return VectorType(types.int32 if vector.element.bitwidth == 32 else types.int64, vector.lanes)
+
+
+def _float_twin(vector: VectorType) -> VectorType:
+    return VectorType(types.float32 if vector.element.bitwidth == 32 else types.float64, vector.lanes)
+
+
+def _mask_twin(vector: VectorType) -> VectorType:
+    return VectorType(types.boolean, vector.lanes)
+
+
+def _constant(vector: VectorType, number: float | int) -> ir.Constant:
+    return ir.Constant(_llvm_vector(vector), [number] * vector.lanes)
+
+
+def _splat(builder: ir.IRBuilder, vector: VectorType, scalar: ir.Value) -> ir.Value:
+    kind = _llvm_vector(vector)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+
+
+def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+def _fmuladd(builder: ir.IRBuilder, vector: VectorType, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    kind = _llvm_vector(vector)
+    name = f"llvm.fmuladd.v{vector.lanes}f{vector.element.bitwidth}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    return builder.call(function, [a, b, c])
+
+
+def _element_pointer(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value) -> ir.Value:
+    struct = context.make_array(array)(context, builder, value)
+    return builder.gep(struct.data, [offset])
+
+
+def _vector_pointer(
+    context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value, vector: VectorType
+) -> ir.Value:
+    pointer = _element_pointer(context, builder, array, value, offset)
+    return builder.bitcast(pointer, _llvm_vector(vector).as_pointer())
+
+
+def _emit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``numba.extending.intrinsic`` with a type that strict checkers accept."""
+    return cast(Callable[..., Any], intrinsic(function))
+
+
+# ---------------------------------------------------------------------------------------------------- operators
+def _binary(op: Any, float_name: str | None, integer_name: str | None) -> None:
+    @infer_global(op)
+    class _Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], VectorType) and args[0] == args[1]:
+                if (float_name if _is_float(args[0]) else integer_name) is not None:
+                    return signature(args[0], args[0], args[0])
+            return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        name = float_name if _is_float(sig.return_type) else integer_name
+        assert name is not None
+        return getattr(builder, name)(*args)
+
+    lower_builtin(op, VectorType, VectorType)(lower)
+
+
+_binary(operator.add, "fadd", "add")
+_binary(operator.sub, "fsub", "sub")
+_binary(operator.mul, "fmul", None)
+_binary(operator.truediv, "fdiv", None)
+_binary(operator.or_, None, "or_")
+
+
+def _comparison(op: Any, symbol: str) -> None:
+    @infer_global(op)
+    class _Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], VectorType) and args[0] == args[1]:
+                return signature(_mask_twin(args[0]), args[0], args[0])
+            return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if _is_float(sig.args[0]):
+            return builder.fcmp_ordered(symbol, *args)
+        return builder.icmp_signed(symbol, *args)
+
+    lower_builtin(op, VectorType, VectorType)(lower)
+
+
+_comparison(operator.eq, "==")
+_comparison(operator.lt, "<")
+
+
+# ------------------------------------------------------------------------------------------------ loads, stores
+@_emit
+def vload(typingctx: Any, array: Any, offset: Any) -> Any:
+    """The vector at ``array[offset:offset + lanes]``."""
+    vector = _vector_of(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _vector_pointer(context, builder, sig.args[0], args[0], args[1], vector)
+        return builder.load(pointer, align=vector.element.bitwidth // 8)
+
+    return vector(array, types.intp), codegen
+
+
+@_emit
+def vstore(typingctx: Any, array: Any, offset: Any, vector: Any) -> Any:
+    """``array[offset:offset + lanes] = vector``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _vector_pointer(context, builder, sig.args[0], args[0], args[1], vector)
+        builder.store(args[2], pointer, align=vector.element.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), codegen
+
+
+@_emit
+def vbroadcast(typingctx: Any, array: Any, offset: Any) -> Any:
+    """``array[offset]`` in every lane."""
+    vector = _vector_of(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return _splat(builder, vector, builder.load(pointer))
+
+    return vector(array, types.intp), codegen
+
+
+@_emit
+def vsplat(typingctx: Any, array: Any, scalar: Any) -> Any:
+    """``scalar`` in every lane of a vector whose element is ``array``'s."""
+    vector = _vector_of(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _splat(builder, vector, context.cast(builder, args[1], sig.args[1], vector.element))
+
+    return vector(array, scalar), codegen
+
+
+@_emit
+def lanes_of(typingctx: Any, array: Any) -> Any:
+    """How many elements of ``array`` one vector holds."""
+    lanes = _vector_of(array.dtype).lanes
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, lanes)
+
+    return types.intp(array), codegen
+
+
+# --------------------------------------------------------------------------------------------------- arithmetic
+@_emit
+def vfma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, rounded once where the hardware can."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _fmuladd(builder, a, *args)
+
+    return a(a, a, a), codegen
+
+
+@_emit
+def vmin(typingctx: Any, a: Any, b: Any) -> Any:
+    """The smaller of two integer vectors, lane by lane."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.icmp_signed("<", args[0], args[1]), args[0], args[1])
+
+    return a(a, a), codegen
+
+
+@_emit
+def vselect(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
+    """``a`` where the mask is set, else ``b``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(*args)
+
+    return a(mask, a, a), codegen
+
+
+@_emit
+def vsum(typingctx: Any, vector: Any) -> Any:
+    """The sum over the lanes, always in the same pairwise order."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, lanes = args[0], vector.lanes
+        while lanes > 1:
+            lanes //= 2
+            low = _shuffle(builder, value, value, list(range(lanes)))
+            high = _shuffle(builder, value, value, list(range(lanes, 2 * lanes)))
+            value = builder.fadd(low, high)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vector.element(vector), codegen
+
+
+@_emit
+def vany(typingctx: Any, vector: Any) -> Any:
+    """Whether any lane of a float vector is not zero (NaN counts as not zero)."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        mask = builder.fcmp_unordered("!=", args[0], _constant(vector, 0.0))
+        bits = builder.bitcast(mask, ir.IntType(vector.lanes))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(vector), codegen
+
+
+@_emit
+def vfrom_below(typingctx: Any, below: Any, here: Any) -> Any:
+    """Lane l gets lane l-1 of ``here``; lane 0 gets the last lane of ``below``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[1], [here.lanes - 1 + lane for lane in range(here.lanes)])
+
+    return here(here, here), codegen
+
+
+@_emit
+def vfrom_above(typingctx: Any, here: Any, above: Any) -> Any:
+    """Lane l gets lane l+1 of ``here``; the last lane gets lane 0 of ``above``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[1], [1 + lane for lane in range(here.lanes)])
+
+    return here(here, here), codegen
+
+
+# ------------------------------------------------------------------------------------------------ scaled floats
+class _Format:
+    """The bit layout of a float element and the cut-offs of the scaled floats built on it."""
+
+    def __init__(self, vector: VectorType) -> None:
+        narrow = vector.element.bitwidth == 32
+        self.mantissa = 23 if narrow else 52
+        self.bias = 127 if narrow else 1023
+        # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits of the sum.
+        self.magic = 1.5 * 2.0**self.mantissa
+        self.magic_bits = (self.bias + self.mantissa << self.mantissa) | 1 << self.mantissa - 1
+        # A smaller share than this cannot be seen beside 1, and its products would be denormal.
+        self.largest_shift = 100 if narrow else 900
+
+
+# 2^r on [-1/2, 1/2] by least squares at Chebyshev nodes for float32 (3e-9), by Taylor's series for float64 (1e-17).
+_EXP2_NARROW = (
+    1.0,
+    0.69314720671062,
+    0.24022651084149693,
+    0.055503272142090505,
+    0.009618035958598203,
+    0.0013400432165436248,
+    0.00015467364973501243,
+)
+_LN2 = 0.6931471805599453094
+
+
+def _exp2_wide() -> tuple[float, ...]:
+    coefficients, term = [1.0], 1.0
+    for k in range(1, 14):
+        term *= _LN2 / k
+        coefficients.append(term)
+    return tuple(coefficients)
+
+
+_EXP2_WIDE = _exp2_wide()
+
+
+@_emit
+def vround(typingctx: Any, s: Any) -> Any:
+    """The nearest integer as a float; exact for |s| < 2^22 (float32) or 2^51 (float64)."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        magic = _constant(s, _Format(s).magic)
+        return builder.fsub(builder.fadd(args[0], magic), magic)
+
+    return s(s), codegen
+
+
+@_emit
+def vround_to_int(typingctx: Any, s: Any) -> Any:
+    """The nearest integer, same range; anything at all (never a trap) for NaN and infinities."""
+    twin = _integer_twin(s)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        form = _Format(s)
+        shifted = builder.bitcast(builder.fadd(args[0], _constant(s, form.magic)), _llvm_vector(twin))
+        return builder.sub(shifted, _constant(twin, form.magic_bits))
+
+    return twin(s), codegen
+
+
+@_emit
+def vexp2(typingctx: Any, r: Any) -> Any:
+    """2^r for r in [-1/2, 1/2], to about one unit in the last place."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        coefficients = _EXP2_NARROW if r.element.bitwidth == 32 else _EXP2_WIDE
+        result: ir.Value = _constant(r, coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = _fmuladd(builder, r, result, args[0], _constant(r, coefficient))
+        return result
+
+    return r(r), codegen
+
+
+@_emit
+def vdown(typingctx: Any, k: Any) -> Any:
+    """2^-k for an integer vector k >= 0, exactly 0 past the largest shift that matters."""
+    twin = _float_twin(k)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        form = _Format(twin)
+        exponent = builder.sub(_constant(k, form.bias), args[0])
+        bits = builder.shl(exponent, _constant(k, form.mantissa))
+        near = builder.icmp_signed("<", args[0], _constant(k, form.largest_shift))
+        return builder.bitcast(builder.select(near, bits, _constant(k, 0)), _llvm_vector(twin))
+
+    return twin(k), codegen
+
+
+@_emit
+def vexponent(typingctx: Any, f: Any) -> Any:
+    """floor(log2 f) of a positive normal f."""
+    twin = _integer_twin(f)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        form = _Format(f)
+        bits = builder.bitcast(args[0], _llvm_vector(twin))
+        return builder.sub(builder.lshr(bits, _constant(twin, form.mantissa)), _constant(twin, form.bias))
+
+    return twin(f), codegen
+
+
+@_emit
+def vdivide_by_power(typingctx: Any, f: Any, e: Any) -> Any:
+    """f / 2^e by arithmetic on the exponent bits: the result must be normal."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], _llvm_vector(e))
+        bits = builder.sub(bits, builder.shl(args[1], _constant(e, _Format(f).mantissa)))
+        return builder.bitcast(bits, _llvm_vector(f))
+
+    return f(f, e), codegen
+
+
+# ------------------------------------------------------------------------------------------------------- shears
+def _shear(direction: int) -> Callable[..., Any]:
+    def typing(typingctx: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, to_stride: Any) -> Any:
+        vector = _vector_of(source.dtype)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            lanes = vector.lanes
+            loaded: dict[tuple[int, int], ir.Value] = {}
+
+            def row(t: int, stage: int) -> ir.Value:
+                # After `stage` stages, lane l of row t holds the source's row t + direction * (l mod 2^stage).
+                if (t, stage) not in loaded:
+                    if stage == 0:
+                        distance = ir.Constant(args[2].type, t)
+                        offset = builder.add(args[1], builder.mul(args[2], distance))
+                        pointer = _vector_pointer(context, builder, sig.args[0], args[0], offset, vector)
+                        loaded[t, 0] = builder.load(pointer, align=vector.element.bitwidth // 8)
+                    else:
+                        half = 1 << stage - 1
+                        pick = [lane + (lanes if lane & half else 0) for lane in range(lanes)]
+                        other = row(t + direction * half, stage - 1)
+                        loaded[t, stage] = _shuffle(builder, row(t, stage - 1), other, pick)
+                return loaded[t, stage]
+
+            stages = lanes.bit_length() - 1
+            for t in range(lanes):
+                value = row(t, stages)
+                offset = builder.add(args[4], builder.mul(args[5], ir.Constant(args[5].type, t)))
+                pointer = _vector_pointer(context, builder, sig.args[3], args[3], offset, vector)
+                builder.store(value, pointer, align=vector.element.bitwidth // 8)
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(source, index, index, target, index, index), codegen
+
+    return typing
+
+
+shear_down = _emit(_shear(-1))
+"""Store ``lanes`` rows; lane l of row t is lane l of source row t - l (rows into anti-diagonals)."""
+shear_up = _emit(_shear(+1))
+"""Store ``lanes`` rows; lane l of row t is lane l of source row t + l (anti-diagonals into rows)."""
+
+
+# ------------------------------------------------------------------------------------------------------ atomics
+@_emit
+def atomic_next(typingctx: Any, array: Any, index: Any) -> Any:
+    """Add one to ``array[index]`` atomically; the value before."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(array, types.intp), codegen
+
+
+@_emit
+def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
+    """``array[index]``; what its writer wrote before ``store_release`` is visible afterwards."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
+        return builder.load_atomic(pointer, "acquire", align=array.dtype.bitwidth // 8)
+
+    return array.dtype(array, types.intp), codegen
+
+
+@_emit
+def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """``array[index] = value``, after everything this thread has written so far."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
+        stored = context.cast(builder, args[2], sig.args[2], array.dtype)
+        builder.store_atomic(stored, pointer, "release", align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), codegen
+
+
+__all__ = [
+    "VECTOR_BYTES",
+    "atomic_next",
+    "jit",
+    "lanes_of",
+    "load_acquire",
+    "shear_down",
+    "shear_up",
+    "store_release",
+    "vany",
+    "vbroadcast",
+    "vdivide_by_power",
+    "vdown",
+    "vexp2",
+    "vexponent",
+    "vfma",
+    "vfrom_above",
+    "vfrom_below",
+    "vload",
+    "vmin",
+    "vround",
+    "vround_to_int",
+    "vselect",
+    "vsplat",
+    "vstore",
+    "vsum",
+]
