@@ -1,14 +1,17 @@
 """Soft-DTW for PyTorch: right gradients in float32, no N x M table, on CPU and CUDA."""
 
+from .barycenters import BarycenterInfo, softdtw_barycenter
 from .functional import softdtw, softdtw_alignment, softdtw_cdist, softdtw_divergence, softdtw_from_cost
 from .modules import SoftDTW
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BarycenterInfo",
     "SoftDTW",
     "softdtw",
     "softdtw_alignment",
+    "softdtw_barycenter",
     "softdtw_cdist",
     "softdtw_divergence",
     "softdtw_from_cost",

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _reference
+from ._reference import value_dtype
 from ._validation import check_band, check_lengths
 
 _LENGTHS = "Tensor? x_lengths, Tensor? y_lengths"
@@ -199,10 +200,6 @@ def batch_size(x: Tensor, y: Tensor) -> int:
     return y.shape[0] if x.shape[0] == 1 else x.shape[0]
 
 
-def _value_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _fused_forward_fake(
     x: Tensor,
     y: Tensor,
@@ -216,7 +213,7 @@ def _fused_forward_fake(
     size = 0
     if save and config is not None:
         size = config.fused_state_bytes(batch, x.shape[1], y.shape[1], x.shape[2], x.dtype, bandwidth)
-    return x.new_empty(batch, dtype=_value_dtype(x.dtype)), x.new_empty(size, dtype=torch.uint8)
+    return x.new_empty(batch, dtype=value_dtype(x.dtype)), x.new_empty(size, dtype=torch.uint8)
 
 
 def _fused_backward_fake(
@@ -236,7 +233,7 @@ def _fused_backward_fake(
         if not needed:
             return series.new_empty(0)
         batch = batch_size(x, y)
-        dtype = series.dtype if series.shape[0] == batch else _value_dtype(series.dtype)
+        dtype = series.dtype if series.shape[0] == batch else value_dtype(series.dtype)
         return series.new_empty((batch, *series.shape[1:]), dtype=dtype)
 
     return per_sample(x, need_x), per_sample(y, need_y)
@@ -253,7 +250,7 @@ def _cost_forward_fake(
     batch, n, m = cost.shape
     config = _config(cost.device.type)
     size = config.cost_state_bytes(batch, n, m, cost.dtype, bandwidth) if save and config is not None else 0
-    return cost.new_empty(batch, dtype=_value_dtype(cost.dtype)), cost.new_empty(size, dtype=torch.uint8)
+    return cost.new_empty(batch, dtype=value_dtype(cost.dtype)), cost.new_empty(size, dtype=torch.uint8)
 
 
 def _cost_backward_fake(

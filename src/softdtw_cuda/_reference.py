@@ -197,12 +197,17 @@ def alignment_from_cost(
     return torch.stack(masses, 2).gather(2, (row + column).expand(batch, n, m))
 
 
-# The operators of _ops.py, for devices without a kernel. They save nothing and differentiate the recurrence
-# again.
+# The operators of _ops.py, for devices without a kernel. They save nothing and walk the recurrence again. In
+# log space float32 loses the digits that the gradient needs, so they take float64 where the device has it.
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def value_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of the values for series or costs of this type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def _nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -219,8 +224,8 @@ def cost_forward(
 ) -> tuple[Tensor, Tensor]:
     """softdtw_cuda::cost_forward without a kernel."""
     with torch.no_grad():
-        value = softdtw_from_cost(cost.to(_wide(cost.dtype)), gamma, bandwidth, x_lengths, y_lengths)
-    return value, _nothing(cost, torch.uint8)
+        value = softdtw_from_cost(_widen(cost), gamma, bandwidth, x_lengths, y_lengths)
+    return value.to(value_dtype(cost.dtype)), _nothing(cost, torch.uint8)
 
 
 def cost_backward(
@@ -234,8 +239,7 @@ def cost_backward(
     y_lengths: Tensor | None,
 ) -> Tensor:
     """softdtw_cuda::cost_backward without a kernel."""
-    wide = cost.to(_wide(cost.dtype))
-    alignment = alignment_from_cost(wide, gamma, bandwidth, x_lengths, y_lengths)
+    alignment = alignment_from_cost(_widen(cost), gamma, bandwidth, x_lengths, y_lengths)
     inside = valid_cells(cost.shape[1], cost.shape[2], -1, x_lengths, y_lengths, cost.device)
     gradient = alignment * grad.view(-1, 1, 1)
     # The sweep carries a NaN only as far as it met one; the whole sample's gradient is unknown.
@@ -245,15 +249,15 @@ def cost_backward(
     return gradient.masked_fill((value == math.inf).view(-1, 1, 1), 0.0).to(cost.dtype)
 
 
-def _padded_cost(
+def _wide_pair(
     x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None
-) -> tuple[Tensor, ...]:
-    x, y = x.to(_wide(x.dtype)), y.to(_wide(y.dtype))
+) -> tuple[Tensor, Tensor]:
+    x, y = _widen(x.detach()), _widen(y.detach())
     if x_lengths is not None:
         x = zero_padding(x, x_lengths)
     if y_lengths is not None:
         y = zero_padding(y, y_lengths)
-    return sqeuclidean(x, y), x, y
+    return x, y
 
 
 def fused_forward(
@@ -266,8 +270,9 @@ def fused_forward(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """softdtw_cuda::fused_forward without a kernel."""
-    cost, _, _ = _padded_cost(x, y, x_lengths, y_lengths)
-    return cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, save)
+    cost = sqeuclidean(*_wide_pair(x, y, x_lengths, y_lengths))
+    value, state = cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, save)
+    return value.to(value_dtype(x.dtype)), state
 
 
 def fused_backward(
@@ -284,17 +289,15 @@ def fused_backward(
     need_y: bool,
 ) -> tuple[Tensor, Tensor]:
     """softdtw_cuda::fused_backward without a kernel."""
-    batch = value.shape[0]
-    cost, padded_x, padded_y = _padded_cost(x, y, x_lengths, y_lengths)
+    wide_x, wide_y = _wide_pair(x, y, x_lengths, y_lengths)
+    cost = sqeuclidean(wide_x, wide_y)
     alignment = cost_backward(grad, cost, value, state, gamma, bandwidth, x_lengths, y_lengths)
-    grad_x = _nothing(x, x.dtype)
-    grad_y = _nothing(y, y.dtype)
-    if need_x:
-        grad_x = sqeuclidean_gradient(alignment, padded_x, padded_y).to(
-            x.dtype if x.shape[0] == batch else _wide(x.dtype)
-        )
-    if need_y:
-        grad_y = sqeuclidean_gradient(alignment.transpose(1, 2), padded_y, padded_x).to(
-            y.dtype if y.shape[0] == batch else _wide(y.dtype)
-        )
+
+    def gradient(alignment: Tensor, wide: Tensor, other: Tensor, series: Tensor) -> Tensor:
+        broadcast = series.shape[0] != value.shape[0]
+        dtype = value_dtype(series.dtype) if broadcast else series.dtype
+        return sqeuclidean_gradient(alignment, wide, other).to(dtype)
+
+    grad_x = gradient(alignment, wide_x, wide_y, x) if need_x else _nothing(x, x.dtype)
+    grad_y = gradient(alignment.transpose(1, 2), wide_y, wide_x, y) if need_y else _nothing(y, y.dtype)
     return grad_x, grad_y

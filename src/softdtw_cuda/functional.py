@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _ops
 from ._distances import DistanceFunction, Metric
-from ._reference import zero_padding
+from ._reference import value_dtype, zero_padding
 from ._validation import (
     Lengths,
     check_band,
@@ -316,7 +316,7 @@ def _check_cost_arguments(
 
 def _empty_value(series: Tensor, batch: int) -> Tensor:
     """(batch,) zeros that still backpropagate to series: with an empty batch there is no pair to compute."""
-    flat = series.flatten(1).sum(1, dtype=torch.float64 if series.dtype == torch.float64 else torch.float32)
+    flat = series.flatten(1).sum(1, dtype=value_dtype(series.dtype))
     return (flat * 0).sum().expand(batch)
 
 
