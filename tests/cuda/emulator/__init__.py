@@ -1,0 +1,411 @@
+"""Runs CUDA kernel sources on the host, without a GPU, over a host version of ``primitives.cuh``.
+
+Every lane is a fiber, blocks are scheduled in random orders with few resident at a time, and all memory is guarded::
+
+    module = build([Path("kernel.cu")], {"MODE": 1})
+    out = GuardedBuffer(np.zeros(32, np.float32), "out")
+    module.launch("kernel", Params(out=out.address), blocks=1, threads=32, shared_bytes=0)
+
+Kernels have the form ``KERNEL THREADS_PER_BLOCK(t, b) name(GRID_CONSTANT const Params p)``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["EmulatedModule", "EmulationError", "GuardedBuffer", "LaunchStatistics", "build"]
+
+_HERE = Path(__file__).resolve().parent
+_PRIMITIVES = "primitives.cuh"
+_GUARD_BYTES = 16 << 20
+_CANARY = 0xA5
+_OWN_FILES = ("host_primitives.h", "scheduler.h", "fibers.h", "entries")
+
+Flush = Literal["start", "end"]
+
+
+class EmulationError(RuntimeError):
+    """A kernel did what it must not: it diverged, deadlocked, left its buffers, or does not build."""
+
+
+# ---- building
+
+
+@functools.cache
+def _compiler() -> tuple[str, ...]:
+    for command in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if command and shutil.which(command.split()[0]):
+            return tuple(command.split())
+    if shutil.which("gcc"):
+        return ("gcc",)  # the emulator needs a C++ compiler, but no C++ library
+    raise EmulationError("no C++ compiler found: install g++, or name a compiler in the environment variable CXX")
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return subprocess.run([*_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
+
+
+@functools.cache
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    return "\n".join(sorted(set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE))))
+
+
+@functools.cache
+def _cache_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"softdtw-cuda-emulator-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        folder = Path(tempfile.mkdtemp(prefix="softdtw-cuda-emulator-"))
+    return folder
+
+
+def _inline(path: Path, seen: set[Path]) -> str:
+    """The source with its neighbours included in place, each once, and without ``primitives.cuh``."""
+    lines = [f'#line 1 "{path}"']
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if not found:
+            lines.append("" if re.match(r"\s*#\s*pragma\s+once\b", line) else line)
+            continue
+        included = (path.parent / found[1]).resolve()
+        if included.name != _PRIMITIVES and included not in seen:
+            seen.add(included)
+            lines.append(_inline(included, seen))
+        lines.append(f'#line {number + 1} "{path}"')
+    return "\n".join(lines) + "\n"
+
+
+def _run_compiler(arguments: Sequence[str], text: str) -> str:
+    done = subprocess.run([*_compiler(), *arguments], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(f"the kernel source does not build for the host:\n{done.stderr[-6000:]}")
+    return done.stdout
+
+
+# KERNEL's expansion in host_primitives.h; line markers may stand between it and the name.
+_KERNEL = re.compile(r'extern "C" __attribute__\(\(used\)\) void(?:\s|#[^\n]*\n)+(\w+)\s*\(')
+
+
+def build(
+    sources: Sequence[Path],
+    defines: Mapping[str, int | str] | None = None,
+    *,
+    flags: Sequence[str] = (),
+) -> EmulatedModule:
+    """Compiles kernel sources for the host; a second build of the same text comes from a cache on disk.
+
+    Args:
+        sources: files that are concatenated in order. Files that they include from their own folder are included
+            once; ``primitives.cuh`` is replaced by the emulator's version.
+        defines: macros, as with ``-D``.
+        flags: further flags for the compiler.
+
+    Raises:
+        EmulationError: there is no compiler, or the source does not build.
+    """
+    seen: set[Path] = set()
+    text = '#include "host_primitives.h"\n' + "".join(_inline(Path(path).resolve(), seen) for path in sources)
+    options = [
+        *("-std=c++17", "-O2", "-g", "-march=native", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
+        # As on the device: no strict aliasing between views of a buffer, products and sums rounded as written.
+        *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-stack-protector", "-w"),
+        *flags,
+    ]
+    macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    unit = _run_compiler([*options, *macros, f"-I{_HERE}", "-x", "c++", "-E", "-"], text)
+    kernels = list(dict.fromkeys(_KERNEL.findall(unit)))
+    unit += '\n# 1 "entries"\n'
+    for name in kernels:
+        unit += (
+            f'extern "C" __attribute__((visibility("default"), used)) void emulator_entry_{name}(const void* p) '
+            f"{{ emulator::call({name}, p); }}\n"
+            f'extern "C" __attribute__((visibility("default"), used)) const unsigned emulator_params_{name} = '
+            f"emulator::bytes_of_params({name});\n"
+        )
+    key = hashlib.sha256("\0".join([unit, *options, _compiler_version(), _processor()]).encode()).hexdigest()[:24]
+    library = _cache_folder() / f"{key}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=_cache_folder()) as scratch:
+            made = Path(scratch) / "module.so"
+            _run_compiler([*options, "-shared", "-x", "c++-cpp-output", "-", "-o", str(made), "-lm"], unit)
+            made.replace(library)
+    return EmulatedModule(library, kernels)
+
+
+# ---- memory
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+_LIBC = _libc()
+_PROT_NONE = 0
+_MAP_NORESERVE = 0x4000
+_buffers: weakref.WeakSet[GuardedBuffer] = weakref.WeakSet()
+
+
+class GuardedBuffer:
+    """Memory for a kernel between two inaccessible zones, so that an access out of bounds faults.
+
+    Args:
+        source: an array whose contents are copied, or a number of bytes (filled with 0xFF, NaN as a float).
+        name: what error messages call it.
+        flush: the side on which the contents touch the guard. At the end, up to ``align - 1`` bytes may remain; they
+            are checked for writes after every launch.
+        align: alignment of the address in bytes.
+        readonly: a kernel's write faults.
+
+    Example:
+        >>> x = GuardedBuffer(np.zeros((2, 5), np.float32), "x")
+        >>> x.array.shape
+        (2, 5)
+    """
+
+    def __init__(
+        self,
+        source: npt.NDArray[Any] | int,
+        name: str,
+        *,
+        flush: Flush = "end",
+        align: int = 16,
+        readonly: bool = False,
+    ) -> None:
+        if flush not in ("start", "end"):
+            raise ValueError(f'flush must be "start" or "end", got {flush!r}')
+        if align < 1 or align & (align - 1) or align > mmap.PAGESIZE:
+            raise ValueError(f"align must be a power of two up to {mmap.PAGESIZE}, got {align}")
+        self.name = name
+        self.nbytes = source if isinstance(source, int) else source.nbytes
+        page = mmap.PAGESIZE
+        self._inner = max(-(-self.nbytes // page) * page, page)
+        self._mapping_bytes = self._inner + 2 * _GUARD_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        mapping = _LIBC.mmap(None, self._mapping_bytes, _PROT_NONE, flags, -1, 0)
+        if mapping in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"no address space for the buffer {name!r} of {self.nbytes} bytes")
+        self._mapping: int = mapping
+        self._begin = mapping + _GUARD_BYTES
+        self._release = weakref.finalize(self, _LIBC.munmap, mapping, self._mapping_bytes)
+        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
+        ctypes.memset(self._begin, _CANARY, self._inner)
+        gap = self._inner - self.nbytes
+        self.address: int = self._begin + (0 if flush == "start" else gap // align * align)
+        raw = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        # The array keeps this object, and with it the mapping, alive.
+        raw._guarded_buffer = self  # type: ignore[attr-defined]
+        array = np.frombuffer(raw, np.uint8) if self.nbytes else np.empty(0, np.uint8)
+        if isinstance(source, int):
+            array[:] = 0xFF
+            self._view = array
+        else:
+            self._view = array.view(source.dtype).reshape(source.shape)
+            self._view[...] = source
+        if readonly:
+            self._protect(mmap.PROT_READ)
+            self._view.flags.writeable = False
+        _buffers.add(self)
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The contents; a view, not a copy."""
+        return self._view
+
+    def _protect(self, protection: int) -> None:
+        if _LIBC.mprotect(self._begin, self._inner, protection):
+            raise MemoryError(f"the buffer {self.name!r} of {self.nbytes} bytes cannot be mapped")
+
+    def _covers(self, address: int) -> bool:
+        return self._mapping <= address < self._mapping + self._mapping_bytes
+
+    def check(self) -> None:
+        """Raises EmulationError if the bytes between the contents and the guards were written."""
+        before = ctypes.string_at(self._begin, self.address - self._begin)
+        end = self.address + self.nbytes
+        after = ctypes.string_at(end, self._begin + self._inner - end)
+        for where, offset, zone in (("before", self._begin - self.address, before), ("after", self.nbytes, after)):
+            changed = np.flatnonzero(np.frombuffer(zone, np.uint8) != _CANARY)
+            if changed.size:
+                raise EmulationError(
+                    f"out of bounds write {where} buffer {self.name!r}, at {offset + int(changed[0]):+d} "
+                    f"of {self.nbytes} bytes"
+                )
+
+
+# ---- launching
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("cpu_seconds", ctypes.c_double),
+        ("blocks", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("resident", ctypes.c_uint32),
+        ("relaxed", ctypes.c_uint32),
+        ("shared_flush_start", ctypes.c_uint32),
+    )
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("collectives", ctypes.c_uint64),
+        ("switches_of_warps", ctypes.c_uint64),
+        ("failed_polls", ctypes.c_uint64),
+        ("fault_address", ctypes.c_uint64),
+        ("fault_instruction", ctypes.c_uint64),
+        ("faulted", ctypes.c_uint32),
+        ("fault_is_write", ctypes.c_uint32),
+        ("message", ctypes.c_char * 8000),
+    )
+
+
+@dataclass(frozen=True)
+class LaunchStatistics:
+    """What a launch did: collectives of warps, changes from warp to warp, polls that failed."""
+
+    collectives: int
+    switches_of_warps: int
+    failed_polls: int
+
+
+# Fibers share the process's signal handlers, so one launch runs at a time.
+_launching = threading.Lock()
+
+
+class EmulatedModule:
+    """Kernels built for the host; made by :func:`build`."""
+
+    def __init__(self, library: Path, kernels: Sequence[str]) -> None:
+        self.kernels = tuple(kernels)
+        self._path = library
+        self._library = ctypes.CDLL(str(library))
+        self._library.emulator_launch.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(_Report)]
+
+    def launch(
+        self,
+        kernel_name: str,
+        params: ctypes.Structure,
+        *,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        seed: int = 0,
+        resident: int = 4,
+        relaxed: bool = False,
+        first_flush: Flush = "end",
+        cpu_seconds: float = 120.0,
+    ) -> LaunchStatistics:
+        """Runs a grid to its end.
+
+        Args:
+            kernel_name: one of :attr:`kernels`.
+            params: the kernel's only parameter, byte for byte.
+            blocks: how many blocks the grid has.
+            threads: threads per block, whole warps, at most 1024.
+            shared_bytes: dynamic shared memory of each block.
+            seed: decides the order of everything; different seeds also prefer long or short turns.
+            resident: how many blocks are under way at a time.
+            relaxed: words stored for other blocks become visible late and out of order.
+            first_flush: the side on which shared memory touches its guard.
+            cpu_seconds: the processor time after which a launch is given up.
+
+        Raises:
+            EmulationError: divergence, deadlock, access out of bounds, or out of time.
+        """
+        if kernel_name not in self.kernels:
+            raise ValueError(f"no kernel {kernel_name!r} in this module; it has {', '.join(self.kernels) or 'none'}")
+        expected = ctypes.c_uint32.in_dll(self._library, f"emulator_params_{kernel_name}").value
+        if ctypes.sizeof(params) != expected:
+            raise ValueError(
+                f"params has {ctypes.sizeof(params)} bytes, the kernel's Params {expected}: declare the same fields"
+            )
+        if threads < 32 or threads % 32 or threads > 1024:
+            raise ValueError(f"threads must be a multiple of 32 up to 1024, got {threads}")
+        if blocks < 1 or resident < 1 or shared_bytes < 0:
+            raise ValueError(f"got blocks={blocks}, resident={resident}, shared_bytes={shared_bytes}")
+        if first_flush not in ("start", "end"):
+            raise ValueError(f'first_flush must be "start" or "end", got {first_flush!r}')
+        options = _Options(
+            ctypes.cast(self._library[f"emulator_entry_{kernel_name}"], ctypes.c_void_p),
+            ctypes.addressof(params),
+            seed % 2**64,
+            cpu_seconds,
+            blocks,
+            threads,
+            shared_bytes,
+            resident,
+            relaxed,
+            first_flush == "start",
+        )
+        report = _Report()
+        with _launching:
+            failed = self._library.emulator_launch(options, report)
+        if failed:
+            raise EmulationError(f"{kernel_name}, seed {seed}: {self._explain(report)}")
+        for buffer in list(_buffers):
+            buffer.check()
+        return LaunchStatistics(report.collectives, report.switches_of_warps, report.failed_polls)
+
+    def _explain(self, report: _Report) -> str:
+        message: str = report.message.decode(errors="replace")
+        if report.faulted:
+            address = report.fault_address
+            for buffer in list(_buffers):
+                if buffer._covers(address):
+                    message += f", buffer {buffer.name!r} {address - buffer.address:+d}, size {buffer.nbytes}"
+                    break
+            else:
+                message += f", address {address:#x}"
+        place = self._source_place(report.fault_instruction) if report.fault_instruction else ""
+        return message + place
+
+    def _source_place(self, instruction: int) -> str:
+        """The line of an instruction of this library, when binutils are there to tell."""
+        if not shutil.which("addr2line"):
+            return ""
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith(str(self._path)):
+                base = int(line.split("-")[0], 16)
+                break
+        else:
+            return ""
+        told = subprocess.run(
+            ["addr2line", "-s", "-i", "-e", str(self._path), hex(instruction - base)],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.split()
+        places = [place for place in told if not place.startswith(("?", *_OWN_FILES))]
+        return f", at {' in '.join(places)}" if places else ""

@@ -1,0 +1,310 @@
+// The names of primitives.cuh for the host: the same signatures and meanings over the fibers of scheduler.h.
+//
+// A kernel source whose include of primitives.cuh is replaced by this file builds as a shared library. Where a
+// primitive is a call of a hardware instruction, the PTX manual's definition is followed to the bit, except that the
+// approximate 2^x and 1/x are correctly rounded or nearly so, and that a matrix product is summed in the order of k.
+#pragma once
+
+#include <math.h>
+
+#include "scheduler.h"
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef __CUDA_ARCH__
+#define __CUDA_ARCH__ 900
+#endif
+
+#define KERNEL extern "C" __attribute__((used)) void
+#define DEVICE static inline __attribute__((unused))
+#define THREADS_PER_BLOCK(threads, blocks_per_sm)
+#define GRID_CONSTANT
+#define UNROLL
+#define UNROLL_BY(count)
+// Inside a function only: every block has its own buffer.
+#define SHARED_MEMORY(name) u8* const name = (u8*)emulator::machine.current->warp->block->shared
+
+// Filled in by the compiler with the place of the call.
+#define EMULATOR_SITE const char *file = __builtin_FILE(), u32 line = __builtin_LINE()
+
+// ---- what CUDA C++ brings without a header
+DEVICE i32 min(i32 a, i32 b) { return b < a ? b : a; }
+DEVICE u32 min(u32 a, u32 b) { return b < a ? b : a; }
+DEVICE i64 min(i64 a, i64 b) { return b < a ? b : a; }
+DEVICE u64 min(u64 a, u64 b) { return b < a ? b : a; }
+DEVICE float min(float a, float b) { return fminf(a, b); }
+DEVICE double min(double a, double b) { return fmin(a, b); }
+DEVICE i32 max(i32 a, i32 b) { return a < b ? b : a; }
+DEVICE u32 max(u32 a, u32 b) { return a < b ? b : a; }
+DEVICE i64 max(i64 a, i64 b) { return a < b ? b : a; }
+DEVICE u64 max(u64 a, u64 b) { return a < b ? b : a; }
+DEVICE float max(float a, float b) { return fmaxf(a, b); }
+DEVICE double max(double a, double b) { return fmax(a, b); }
+
+// ---- who am I
+DEVICE u32 thread_index() { return emulator::machine.current->thread; }
+DEVICE u32 lane_index() { return emulator::machine.current->thread & 31u; }
+DEVICE u32 warp_index() { return emulator::machine.current->thread >> 5; }
+
+// ---- bits
+DEVICE u32 bits_of(float v) { u32 r; memcpy(&r, &v, 4); return r; }
+DEVICE float float_of(u32 v) { float r; memcpy(&r, &v, 4); return r; }
+DEVICE u64 bits_of(double v) { u64 r; memcpy(&r, &v, 8); return r; }
+DEVICE double double_of(u64 v) { double r; memcpy(&r, &v, 8); return r; }
+DEVICE float half_to_float(u16 v) {
+  u32 sign = (u32)(v & 0x8000u) << 16, exponent = v >> 10 & 31u, fraction = v & 0x3ffu;
+  if (exponent == 31) return fraction ? float_of(0x7fffffffu) : float_of(sign | 0x7f800000u);
+  if (exponent) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+  float magnitude = (float)fraction * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+DEVICE u16 float_to_half(float v) {
+  u32 bits = bits_of(v), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fff;
+  if (magnitude >= 0x477ff000u) return (u16)(sign | 0x7c00u);  // 65520 and above round to infinity
+  if (magnitude < 0x38800000u) {
+    // Below 2^-14 the spacing is 2^-24: adding 0.5 = 2^23 spacings of 2^-24 rounds there, to nearest even.
+    float shifted = float_of(magnitude) + 0.5f;
+    return (u16)(sign | (bits_of(shifted) - bits_of(0.5f)));
+  }
+  u32 rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return (u16)(sign | (rounded - (112u << 23)) >> 13);
+}
+
+// ---- arithmetic with a hardware form
+namespace emulator {
+DEVICE float flushed(float v) { return fabsf(v) < 0x1p-126f ? copysignf(0.0f, v) : v; }  // NaN stays
+}
+DEVICE float exp2_fast(float v) { return emulator::flushed(exp2f(emulator::flushed(v))); }
+DEVICE float reciprocal_fast(float v) { return emulator::flushed(1.0f / emulator::flushed(v)); }
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+DEVICE float min_of(float a, float b) { return fminf(a, b); }
+DEVICE double exp2_exact(double v) { return exp2(v); }
+DEVICE double log2_exact(double v) { return log2(v); }
+DEVICE double round_nearest(double v) { return rint(v); }
+DEVICE i32 min_of3(i32 a, i32 b, i32 c) { return min(min(a, b), c); }
+DEVICE i64 min_of3(i64 a, i64 b, i64 c) { return min(min(a, b), c); }
+DEVICE i32 add_then_min(i32 a, i32 b, i32 limit) { return min((i32)((u32)a + (u32)b), limit); }
+DEVICE i64 add_then_min(i64 a, i64 b, i64 limit) { return min((i64)((u64)a + (u64)b), limit); }
+
+// ---- lanes of a warp
+DEVICE void warp_barrier(EMULATOR_SITE) {
+  emulator::collective(emulator::machine.current, emulator::Operation::warp_barrier, file, line);
+}
+namespace emulator {
+template <class T> DEVICE T shuffle(T v, u32 source, Operation operation, const char* file, u32 line) {
+  static_assert(!__is_class(T) && sizeof(T) <= 8, "shuffles move numbers of at most 8 bytes");
+  Lane* me = machine.current;
+  Exchange* exchange = exchange_of(me);
+  memcpy(exchange->words[me->thread & 31u], &v, sizeof v);
+  collective(me, operation, file, line);
+  memcpy(&v, exchange->words[source], sizeof v);
+  return v;
+}
+}  // namespace emulator
+template <class T> DEVICE T from_lane_above(T v, EMULATOR_SITE) {
+  u32 lane = lane_index();
+  return emulator::shuffle(v, lane ? lane - 1 : 0, emulator::Operation::from_lane_above, file, line);
+}
+template <class T> DEVICE T from_lane_below(T v, EMULATOR_SITE) {
+  u32 lane = lane_index();
+  return emulator::shuffle(v, lane < 31 ? lane + 1 : 31, emulator::Operation::from_lane_below, file, line);
+}
+template <class T> DEVICE T from_lane(T v, u32 lane, EMULATOR_SITE) {
+  return emulator::shuffle(v, lane & 31u, emulator::Operation::from_lane, file, line);
+}
+template <class T> DEVICE T from_lane_xor(T v, u32 mask, EMULATOR_SITE) {
+  return emulator::shuffle(v, (lane_index() ^ mask) & 31u, emulator::Operation::from_lane_xor, file, line);
+}
+
+// ---- warps of a block
+DEVICE void block_barrier(EMULATOR_SITE) {
+  emulator::block_rendezvous({emulator::Operation::block_barrier, line, file}, 0, emulator::machine.options.threads);
+}
+DEVICE void group_barrier(u32 id, u32 threads, EMULATOR_SITE) {
+  emulator::block_rendezvous({emulator::Operation::group_barrier, line, file}, id, threads);
+}
+
+// ---- blocks of a grid
+struct alignas(8) Word2 { u32 a, b; };
+struct alignas(16) Word4 { u32 a, b, c, d; };
+namespace emulator {
+template <class T> DEVICE void check_aligned(const T* p, Operation operation, const char* file, u32 line) {
+  if ((uintptr_t)p % sizeof(T) == 0) return;
+  append("misaligned address: ");
+  append_who(machine.current);
+  append(" calls ");
+  append_site({operation, line, file});
+  append(" with %p, a multiple of %zu is needed", (const void*)p, sizeof(T));
+  leave();
+}
+template <class T> DEVICE T observed_load(const T* p, Operation operation, const char* file, u32 line) {
+  observe(operation, file, line);
+  check_aligned(p, operation, file, line);
+  T v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T> DEVICE void observed_store(T* p, T v, Operation operation, const char* file, u32 line) {
+  observe(operation, file, line);
+  check_aligned(p, operation, file, line);
+  memcpy(p, &v, sizeof v);
+  ++machine.epoch;
+}
+}  // namespace emulator
+DEVICE Word2 load_shared_word(const Word2* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_shared_word, file, line);
+}
+DEVICE void store_shared_word(Word2* p, Word2 v, EMULATOR_SITE) {
+  emulator::observed_store(p, v, emulator::Operation::store_shared_word, file, line);
+}
+DEVICE Word4 load_shared_word(const Word4* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_shared_word, file, line);
+}
+DEVICE void store_shared_word(Word4* p, Word4 v, EMULATOR_SITE) {
+  emulator::observed_store(p, v, emulator::Operation::store_shared_word, file, line);
+}
+DEVICE void wait_a_little(EMULATOR_SITE) { emulator::poll_failed(file, line); }
+DEVICE u32 fetch_add(u32* p, u32 v, EMULATOR_SITE) {
+  u32 old = emulator::observed_load(p, emulator::Operation::fetch_add, file, line);
+  *p = old + v;
+  ++emulator::machine.epoch;
+  return old;
+}
+DEVICE void clear_bits(u32* p, u32 mask, EMULATOR_SITE) {
+  u32 old = emulator::observed_load(p, emulator::Operation::clear_bits, file, line);
+  *p = old & ~mask;
+  ++emulator::machine.epoch;
+}
+DEVICE u32 load_acquire(const u32* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_acquire, file, line);
+}
+DEVICE void store_release(u32* p, u32 v, EMULATOR_SITE) {
+  emulator::observed_store(p, v, emulator::Operation::store_release, file, line);
+}
+DEVICE float load_fresh(const float* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
+}
+DEVICE double load_fresh(const double* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
+}
+
+// ---- tensor cores
+namespace emulator {
+typedef float Vector8 __attribute__((vector_size(32)));
+
+DEVICE float low_bf16(u32 pair) { return float_of(pair << 16); }
+DEVICE float high_bf16(u32 pair) { return float_of(pair & 0xffff0000u); }
+
+// Run by the last lane to arrive: exchange->product += A B, where lane l of group g = l / 4, t = l % 4 holds
+//   a[0] = A(g, 2t..2t+1)  a[1] = A(g+8, 2t..)  a[2] = A(g, 2t+8..)  a[3] = A(g+8, 2t+8..)
+//   b0 = B(2t..2t+1, g)    b1 = B(2t+8.., g)    c = C(g, 2t), C(g, 2t+1), C(g+8, 2t), C(g+8, 2t+1)
+// with the element of smaller k in the low half.
+__attribute__((noinline)) inline void multiply(Exchange* exchange) {
+  float a[16][16];
+  alignas(32) float b[16][8];
+  for (u32 lane = 0; lane < WARP; ++lane) {
+    const u32* words = exchange->words[lane];
+    u32 g = lane / 4, k = lane % 4 * 2;
+    for (u32 half = 0; half < 2; ++half)
+      for (u32 low = 0; low < 2; ++low) {
+        u32 pair = words[half * 2 + low];
+        a[g + low * 8][k + half * 8] = low_bf16(pair);
+        a[g + low * 8][k + half * 8 + 1] = high_bf16(pair);
+      }
+    for (u32 half = 0; half < 2; ++half) {
+      b[k + half * 8][g] = low_bf16(words[4 + half]);
+      b[k + half * 8 + 1][g] = high_bf16(words[4 + half]);
+    }
+    memcpy(&exchange->product[g][k], &words[6], 8);
+    memcpy(&exchange->product[g + 8][k], &words[8], 8);
+  }
+  for (u32 row = 0; row < 16; ++row) {
+    Vector8 sum;
+    memcpy(&sum, exchange->product[row], sizeof sum);
+    for (u32 k = 0; k < 16; ++k) {
+      Vector8 column;
+      memcpy(&column, b[k], sizeof column);
+      sum += a[row][k] * column;
+    }
+    memcpy(exchange->product[row], &sum, sizeof sum);
+  }
+}
+
+DEVICE u32 to_bf16(float v) {
+  u32 bits = bits_of(v);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+// The 16 bytes that each lane's address points to, exchanged among the lanes.
+DEVICE Exchange* exchange_rows(const void* row, Operation operation, const char* file, u32 line) {
+  Lane* me = machine.current;
+  const char* begin = me->warp->block->shared;
+  const char* address = (const char*)row;
+  if ((uintptr_t)address % 16 || address < begin || address + 16 > begin + machine.options.shared_bytes) {
+    append("bad address: ");
+    append_who(me);
+    append(" calls ");
+    append_site({operation, line, file});
+    append(" with shared memory %+lld; 16 bytes at a multiple of 16 inside its %u bytes are needed",
+           (long long)(address - begin), machine.options.shared_bytes);
+    leave();
+  }
+  Exchange* exchange = exchange_of(me);
+  memcpy(exchange->words[me->thread & 31u], row, 16);
+  collective(me, operation, file, line);
+  return exchange;
+}
+}  // namespace emulator
+
+#if __CUDA_ARCH__ >= 800
+DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATOR_SITE) {
+  emulator::Lane* me = emulator::machine.current;
+  emulator::Exchange* exchange = emulator::exchange_of(me);
+  u32 lane = me->thread & 31u;
+  u32* words = exchange->words[lane];
+  memcpy(words, a, 16);
+  words[4] = b0;
+  words[5] = b1;
+  memcpy(words + 6, c, 16);
+  if (emulator::rendezvous(me, {emulator::Operation::mma_bf16, line, file}, 0)) {
+    emulator::multiply(exchange);
+    emulator::preempt_sometimes(1);
+  }
+  memcpy(c, &exchange->product[lane / 4][lane % 4 * 2], 8);
+  memcpy(c + 2, &exchange->product[lane / 4 + 8][lane % 4 * 2], 8);
+}
+DEVICE u32 pack_bf16(float low, float high) { return emulator::to_bf16(high) << 16 | emulator::to_bf16(low); }
+#endif
+DEVICE void load_matrices(u32 (&r)[4], const void* row, EMULATOR_SITE) {
+  emulator::Exchange* exchange =
+      emulator::exchange_rows(row, emulator::Operation::load_matrices, file, line);
+  u32 lane = lane_index();
+  for (u32 i = 0; i < 4; ++i) r[i] = exchange->words[8 * i + lane / 4][lane % 4];
+}
+DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row, EMULATOR_SITE) {
+  emulator::Exchange* exchange =
+      emulator::exchange_rows(row, emulator::Operation::load_matrices_transposed, file, line);
+  u32 lane = lane_index();
+  for (u32 i = 0; i < 4; ++i) {
+    u16 low, high;
+    memcpy(&low, (const u8*)exchange->words[8 * i + lane % 4 * 2] + lane / 4 * 2, 2);
+    memcpy(&high, (const u8*)exchange->words[8 * i + lane % 4 * 2 + 1] + lane / 4 * 2, 2);
+    r[i] = (u32)high << 16 | low;
+  }
+}
+
+// The driver adds one of these for every kernel of the source.
+namespace emulator {
+template <class Params> DEVICE void call(void (*kernel)(Params), const void* params) {
+  kernel(*(const Params*)params);
+}
+template <class Params> constexpr u32 bytes_of_params(void (*)(Params)) { return sizeof(Params); }
+}  // namespace emulator
+#define EMULATOR_EXPORT extern "C" __attribute__((visibility("default"), used))
