@@ -275,18 +275,6 @@ def vsum(typingctx: Any, vector: Any) -> Any:
 
 
 @_emit
-def vany(typingctx: Any, vector: Any) -> Any:
-    """Whether any lane of a float vector is not zero (NaN counts as not zero)."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        mask = builder.fcmp_unordered("!=", args[0], _constant(vector, 0.0))
-        bits = builder.bitcast(mask, ir.IntType(vector.lanes))
-        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
-
-    return types.boolean(vector), codegen
-
-
-@_emit
 def vfrom_below(typingctx: Any, below: Any, here: Any) -> Any:
     """Lane l gets lane l-1 of ``here``; lane 0 gets the last lane of ``below``."""
 
@@ -384,18 +372,18 @@ def vexp2(typingctx: Any, r: Any) -> Any:
 
 
 @_emit
-def vdown(typingctx: Any, k: Any) -> Any:
-    """2^-k for an integer vector k >= 0, exactly 0 past the largest shift that matters."""
-    twin = _float_twin(k)
+def vdown(typingctx: Any, n: Any, m: Any) -> Any:
+    """2^(m - n) for integer vectors m <= n, exactly 0 past the largest shift that matters."""
+    twin = _float_twin(n)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         form = _Format(twin)
-        exponent = builder.sub(_constant(k, form.bias), args[0])
-        bits = builder.shl(exponent, _constant(k, form.mantissa))
-        near = builder.icmp_signed("<", args[0], _constant(k, form.largest_shift))
-        return builder.bitcast(builder.select(near, bits, _constant(k, 0)), _llvm_vector(twin))
+        exponent = builder.sub(builder.add(args[1], _constant(n, form.bias)), args[0])
+        bits = builder.shl(exponent, _constant(n, form.mantissa))
+        near = builder.icmp_signed(">", exponent, _constant(n, form.bias - form.largest_shift))
+        return builder.bitcast(builder.select(near, bits, _constant(n, 0)), _llvm_vector(twin))
 
-    return twin(k), codegen
+    return twin(n, n), codegen
 
 
 @_emit
@@ -467,6 +455,40 @@ shear_up = _emit(_shear(+1))
 """Store ``lanes`` rows; lane l of row t is lane l of source row t + l (anti-diagonals into rows)."""
 
 
+@_emit
+def transpose(
+    typingctx: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, to_stride: Any
+) -> Any:
+    """Store a square block of ``lanes`` x ``lanes`` elements transposed."""
+    vector = _vector_of(source.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = vector.lanes
+
+        def pointer(array: int, first: int, step: int, t: int) -> ir.Value:
+            offset = builder.add(args[first], builder.mul(args[step], ir.Constant(args[step].type, t)))
+            return _vector_pointer(context, builder, sig.args[array], args[array], offset, vector)
+
+        align = vector.element.bitwidth // 8
+        rows = [builder.load(pointer(0, 1, 2, t), align=align) for t in range(lanes)]
+        half = lanes // 2
+        while half:
+            # Swap the off-diagonal blocks of every square of 2 * half.
+            for t in range(lanes):
+                if not t & half:
+                    a, b = rows[t], rows[t + half]
+                    low = [k if not k & half else lanes + k - half for k in range(lanes)]
+                    high = [k + half if not k & half else lanes + k for k in range(lanes)]
+                    rows[t], rows[t + half] = _shuffle(builder, a, b, low), _shuffle(builder, a, b, high)
+            half //= 2
+        for t in range(lanes):
+            builder.store(rows[t], pointer(3, 4, 5, t), align=align)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.void(source, index, index, target, index, index), codegen
+
+
 # ------------------------------------------------------------------------------------------------------ atomics
 @_emit
 def atomic_next(typingctx: Any, array: Any, index: Any) -> Any:
@@ -512,7 +534,7 @@ __all__ = [
     "shear_down",
     "shear_up",
     "store_release",
-    "vany",
+    "transpose",
     "vbroadcast",
     "vdivide_by_power",
     "vdown",

@@ -32,6 +32,7 @@ from softdtw_cuda._cpu.intrinsics import (
     shear_down,
     shear_up,
     store_release,
+    transpose,
     vbroadcast,
     vdivide_by_power,
     vdown,
@@ -91,29 +92,47 @@ def diagonal_range(s: int, height: int, width: int, offset: int, bandwidth: int)
 # -------------------------------------------------------------------------------------------------------- costs
 @jit
 def pack_columns(y: Array, start: int, width: int, dimensions: int, edge: int, packed: Array, at: int) -> None:
-    """Transpose ``width`` rows of y into packed[d, b] with zeros up to ``edge``."""
-    for d in range(dimensions):
-        to = at + d * edge
-        for b in range(width):
-            packed[to + b] = y[start + b * dimensions + d]
-        for b in range(width, edge):
-            packed[to + b] = 0
+    """Transpose ``width`` rows of y into packed[b // pair, d, b % pair], a pair being two vectors; zeros up to ``edge``."""
+    lanes = lanes_of(packed)
+    pair = 2 * lanes
+    for b in range(0, edge, lanes):
+        block = at + b // pair * pair * dimensions + b % pair
+        whole = dimensions - dimensions % lanes if b + lanes <= width else 0
+        for d in range(0, whole, lanes):
+            transpose(y, start + b * dimensions + d, dimensions, packed, block + d * pair, pair)
+        for d in range(whole, dimensions):
+            for k in range(lanes):
+                packed[block + d * pair + k] = y[start + (b + k) * dimensions + d] if b + k < width else 0
 
 
 @jit
 def distance_rows(
-    x: Array, start: int, height: int, dimensions: int, packed: Array, at: int, vectors: int, edge: int, rows: Array
+    x: Array,
+    start: int,
+    height: int,
+    dimensions: int,
+    packed: Array,
+    at: int,
+    vectors: int,
+    edge: int,
+    offset: int,
+    bandwidth: int,
+    rows: Array,
 ) -> None:
     """rows[a, b] = sum_d (x[a, d] - y[b, d])^2 by direct differences.
 
     Sums of at most 16 terms are added to a running total, which keeps the error at a few units in the last place; a
-    block of 4 rows and 2 vectors shares its loads.
+    block of 4 rows and 2 vectors shares its loads. Blocks outside the band are passed over.
     """
     lanes = lanes_of(rows)
+    pitch = edge + lanes
+    pair = 2 * lanes
     zero = vsplat(rows, 0.0)
     last = start + (height - 1) * dimensions
-    for b in range(0, vectors * lanes, 2 * lanes):
+    for b in range(0, vectors * lanes, pair):
         for a in range(0, height, 4):
+            if offset + a + 3 - b < -bandwidth or offset + a - (b + pair - 1) > bandwidth:
+                continue
             x0 = start + a * dimensions
             x1 = min(x0 + dimensions, last)
             x2 = min(x1 + dimensions, last)
@@ -122,8 +141,8 @@ def distance_rows(
             for first in range(0, dimensions, 16):
                 s00, s01, s10, s11, s20, s21, s30, s31 = zero, zero, zero, zero, zero, zero, zero, zero
                 for d in range(first, min(first + 16, dimensions)):
-                    y0 = vload(packed, at + d * edge + b)
-                    y1 = vload(packed, at + d * edge + b + lanes)
+                    y0 = vload(packed, at + b * dimensions + d * pair)
+                    y1 = vload(packed, at + b * dimensions + d * pair + lanes)
                     value = vbroadcast(x, x0 + d)
                     s00 = vfma(value - y0, value - y0, s00)
                     s01 = vfma(value - y1, value - y1, s01)
@@ -138,15 +157,15 @@ def distance_rows(
                     s31 = vfma(value - y1, value - y1, s31)
                 t00, t01, t10, t11 = t00 + s00, t01 + s01, t10 + s10, t11 + s11
                 t20, t21, t30, t31 = t20 + s20, t21 + s21, t30 + s30, t31 + s31
-            to = (a + lanes) * edge + b
+            to = (a + lanes) * pitch + b
             vstore(rows, to, t00)
             vstore(rows, to + lanes, t01)
-            vstore(rows, to + edge, t10)
-            vstore(rows, to + edge + lanes, t11)
-            vstore(rows, to + 2 * edge, t20)
-            vstore(rows, to + 2 * edge + lanes, t21)
-            vstore(rows, to + 3 * edge, t30)
-            vstore(rows, to + 3 * edge + lanes, t31)
+            vstore(rows, to + pitch, t10)
+            vstore(rows, to + pitch + lanes, t11)
+            vstore(rows, to + 2 * pitch, t20)
+            vstore(rows, to + 2 * pitch + lanes, t21)
+            vstore(rows, to + 3 * pitch, t30)
+            vstore(rows, to + 3 * pitch + lanes, t31)
 
 
 @jit
@@ -155,7 +174,7 @@ def copy_rows(cost: Array, start: int, height: int, width: int, stride: int, edg
     lanes = lanes_of(rows)
     for a in range(height):
         source = start + a * stride
-        to = (a + lanes) * edge
+        to = (a + lanes) * (edge + lanes)
         for b in range(width):
             rows[to + b] = cost[source + b]
 
@@ -166,21 +185,22 @@ def forbid_outside(
 ) -> None:
     """Put +inf on everything the shear will read that is outside the tile or the band."""
     lanes = lanes_of(rows)
+    pitch = edge + lanes
     padded = vectors * lanes
     infinite = vsplat(rows, math.inf)
     for a in range(lanes):
         for b in range(0, padded, lanes):
-            vstore(rows, a * edge + b, infinite)
+            vstore(rows, a * pitch + b, infinite)
     for a in range(height + lanes, height + 3 * lanes):
         for b in range(0, padded, lanes):
-            vstore(rows, a * edge + b, infinite)
+            vstore(rows, a * pitch + b, infinite)
     if width < padded:
         for a in range(lanes, height + lanes):
             for b in range(width, padded):
-                rows[a * edge + b] = math.inf
+                rows[a * pitch + b] = math.inf
     if abs(offset) + edge > bandwidth:
         for a in range(height):
-            to = (a + lanes) * edge
+            to = (a + lanes) * pitch
             for b in range(0, min(padded, max(0, offset + a - bandwidth))):
                 rows[to + b] = math.inf
             for b in range(max(0, offset + a + bandwidth + 1), padded):
@@ -191,20 +211,22 @@ def forbid_outside(
 def shear(rows: Array, height: int, vectors: int, edge: int, diagonals: Array) -> None:
     """diagonals[a + b, b] = rows[a, b]."""
     lanes = lanes_of(rows)
+    pitch = edge + lanes
     for v in range(vectors):
         b = v * lanes
         for t in range(0, height + lanes - 1, lanes):
-            shear_down(rows, (t + lanes) * edge + b, edge, diagonals, (b + t) * edge + b, edge)
+            shear_down(rows, (t + lanes) * pitch + b, pitch, diagonals, (b + t) * pitch + b, pitch)
 
 
 @jit
 def unshear(diagonals: Array, height: int, vectors: int, edge: int, rows: Array) -> None:
     """rows[a, b] = diagonals[a + b, b]."""
     lanes = lanes_of(rows)
+    pitch = edge + lanes
     for v in range(vectors):
         b = v * lanes
         for a in range(0, height, lanes):
-            shear_up(diagonals, (a + b) * edge + b, edge, rows, (a + lanes) * edge + b, edge)
+            shear_up(diagonals, (a + b) * pitch + b, pitch, rows, (a + lanes) * pitch + b, pitch)
 
 
 # ---------------------------------------------------------------------------------------------------- recurrence
@@ -247,13 +269,13 @@ def walk(
     slot -1 for the column left of the tile.
     """
     lanes = lanes_of(line_f)
+    pitch = edge + lanes
     span = edge + 3 * lanes
     zero = vsplat(line_f, 0.0)
     one = vsplat(line_f, 1.0)
     smallest = vsplat(line_f, 1e-37)
     infinite = vsplat(line_f, math.inf)
     huge = vsplat(line_n, HUGE_EXPONENT)
-    no_steps = vsplat(line_n, 0)
     high_part = vsplat(line_f, scale_high)
     minus_high = vsplat(line_f, -scale_high)
     minus_low = vsplat(line_f, -scale_low)
@@ -288,7 +310,7 @@ def walk(
         previous2_f = vbroadcast(line_f, before2 + lanes + first - 1)
         previous2_n = vbroadcast(line_n, before2 + lanes + first - 1)
         for b in range(first, stop, lanes):
-            cost = vload(diagonals, s * edge + b)
+            cost = vload(diagonals, s * pitch + b)
             up_f = vload(line_f, before + lanes + b)
             up_n = vload(line_n, before + lanes + b)
             second_f = vload(line_f, before2 + lanes + b)
@@ -304,15 +326,14 @@ def walk(
             remainder = vfma(cost, minus_low, vfma(cost, minus_high, whole))
             forbidden = cost == infinite
             weight = vselect(forbidden, zero, vexp2(remainder))
-            steps = vselect(forbidden, no_steps, vround_to_int(scaled))
 
             m = vmin(vmin(up_n, left_cell_n), diagonal_n)
-            term_up = up_f * vdown(up_n - m)
-            term_left = left_cell_f * vdown(left_cell_n - m)
-            term_diagonal = diagonal_f * vdown(diagonal_n - m)
-            total = (term_up + term_left) + term_diagonal
+            scale_up = vdown(up_n, m)
+            scale_left = vdown(left_cell_n, m)
+            scale_diagonal = vdown(diagonal_n, m)
+            total = vfma(diagonal_f, scale_diagonal, vfma(left_cell_f, scale_left, up_f * scale_up))
             f = total * weight
-            n = m + steps
+            n = m + vround_to_int(scaled)
             empty = f == zero
             if renormalise:
                 exponent = vexponent(f)
@@ -323,9 +344,17 @@ def walk(
             vstore(line_n, here + lanes + b, n)
             if keep_shares:
                 inverse = one / vselect(total < smallest, smallest, total)
-                vstore(share_up, s * edge + b, term_up * inverse)
-                vstore(share_left, s * edge + b, term_left * inverse)
-                vstore(share_diagonal, s * edge + b, term_diagonal * inverse)
+                # One Newton step each: a lone path must keep all of its mass, to the last bit.
+                term_up = up_f * scale_up
+                term_left = left_cell_f * scale_left
+                term_diagonal = diagonal_f * scale_diagonal
+                up = term_up * inverse
+                vstore(share_up, s * pitch + b, vfma(vfma(zero - up, total, term_up), inverse, up))
+                side = term_left * inverse
+                vstore(share_left, s * pitch + b, vfma(vfma(zero - side, total, term_left), inverse, side))
+                across = term_diagonal * inverse
+                across = vfma(vfma(zero - across, total, term_diagonal), inverse, across)
+                vstore(share_diagonal, s * pitch + b, across)
 
         # What the next two anti-diagonals read beside the vectors just written.
         vstore(line_f, here + lanes + stop, zero)
@@ -378,10 +407,11 @@ def sweep(
     """Eq. (8) over one tile, the anti-diagonals in reverse.
 
     ``below[b]`` and ``beside[a]`` are the mass that enters the bottom row and the right column from outside; the mass
-    that leaves the tile goes to ``to_above[b]``, ``to_left[a]`` and, for the tile above-left, the result. Mass
+    that leaves the tile is added to ``to_above[b]``, ``to_left[a]`` and, for the tile above-left, returned. Mass
     below ``smallest`` is dropped: it would only make denormal numbers.
     """
     lanes = lanes_of(alignment)
+    pitch = edge + lanes
     span = edge + 3 * lanes
     zero = vsplat(alignment, 0.0)
     threshold = vsplat(alignment, smallest)
@@ -390,10 +420,6 @@ def sweep(
         vstore(flow_up, k, zero)
         vstore(flow_left, k, zero)
         vstore(flow_diagonal, k, zero)
-    for k in range(width):
-        to_above[k] = 0
-    for k in range(height):
-        to_left[k] = 0
     to_corner = flow_up[0]
 
     for s in range(height + width - 2, -1, -1):
@@ -422,10 +448,10 @@ def sweep(
             mass = mass + vfrom_above(diagonal_here, next_diagonal)
             next_left, next_diagonal = left_here, diagonal_here
             mass = vselect(mass < threshold, zero, mass)
-            vstore(alignment, s * edge + b, mass)
-            vstore(flow_up, here + lanes + b, mass * vload(share_up, s * edge + b))
-            vstore(flow_left, here + lanes + b, mass * vload(share_left, s * edge + b))
-            vstore(flow_diagonal, here + lanes + b, mass * vload(share_diagonal, s * edge + b))
+            vstore(alignment, s * pitch + b, mass)
+            vstore(flow_up, here + lanes + b, mass * vload(share_up, s * pitch + b))
+            vstore(flow_left, here + lanes + b, mass * vload(share_left, s * pitch + b))
+            vstore(flow_diagonal, here + lanes + b, mass * vload(share_diagonal, s * pitch + b))
         # What the previous two anti-diagonals read beside the vectors just written.
         vstore(flow_up, here + first, zero)
         vstore(flow_left, here + first, zero)
@@ -470,6 +496,8 @@ def gradient_along_columns(
 ) -> None:
     """Add factor * E_ab (x_a - y_b) to gx_a and take it from gy_b; lanes along b, for few dimensions."""
     lanes = lanes_of(alignment)
+    pitch = edge + lanes
+    pair = 2 * lanes
     vectors = (width + lanes - 1) // lanes
     column = partial[edge * lanes : edge * lanes + lanes]
     for d in range(dimensions):
@@ -477,10 +505,10 @@ def gradient_along_columns(
             vstore(partial, a * lanes, vsplat(alignment, 0.0))
         for v in range(vectors):
             b = v * lanes
-            y_vector = vload(packed, at + d * edge + b)
+            y_vector = vload(packed, at + b // pair * pair * dimensions + d * pair + b % pair)
             total = vsplat(alignment, 0.0)
             for a in range(height):
-                mass = vload(alignment, (a + lanes) * edge + b)
+                mass = vload(alignment, (a + lanes) * pitch + b)
                 difference = vbroadcast(x, x_start + a * dimensions + d) - y_vector
                 total = vfma(mass, difference, total)
                 vstore(partial, a * lanes, vfma(mass, difference, vload(partial, a * lanes)))
@@ -496,15 +524,42 @@ def gradient_along_columns(
 
 
 @jit
-def pad_rows(source: Array, start: int, count: int, dimensions: int, padded: int, target: Array) -> None:
-    """Copy ``count`` rows, each padded with zeros, and zero rows up to a multiple of 4."""
-    for k in range(count):
-        for d in range(dimensions):
-            target[k * padded + d] = source[start + k * dimensions + d]
-        for d in range(dimensions, padded):
-            target[k * padded + d] = 0
-    for k in range(count * padded, (count + 3) // 4 * 4 * padded):
-        target[k] = 0
+def pad_rows(source: Array, start: int, count: int, dimensions: int, edge: int, target: Array) -> None:
+    """Copy ``count`` rows into target[d // lanes, row, d % lanes], with zeros around them up to whole blocks of 4 rows."""
+    lanes = lanes_of(target)
+    for first in range(0, dimensions, lanes):
+        whole = first + lanes <= dimensions
+        for k in range(count):
+            to = first * edge + k * lanes
+            at = start + k * dimensions + first
+            if whole:
+                vstore(target, to, vload(source, at))
+            else:
+                vstore(target, to, vsplat(target, 0.0))
+                for d in range(dimensions - first):
+                    target[to + d] = source[at + d]
+        for k in range(count, (count + 3) // 4 * 4):
+            vstore(target, first * edge + k * lanes, vsplat(target, 0.0))
+
+
+@jit
+def add_rows(
+    blocks: Array, factor: float, count: int, dimensions: int, edge: int, target: Array, start: int
+) -> None:
+    """target[row, d] += factor * blocks[d // lanes, row, d % lanes]."""
+    lanes = lanes_of(blocks)
+    factors = vsplat(blocks, factor)
+    for first in range(0, dimensions, lanes):
+        whole = first + lanes <= dimensions
+        for k in range(count):
+            at = first * edge + k * lanes
+            to = start + k * dimensions + first
+            if whole:
+                vstore(target, to, vfma(factors, vload(blocks, at), vload(target, to)))
+            else:
+                vstore(blocks, at, factors * vload(blocks, at))
+                for d in range(dimensions - first):
+                    target[to + d] = target[to + d] + blocks[at + d]
 
 
 @jit
@@ -536,85 +591,76 @@ def gradient_along_dimensions(
     Blocks of cells with no mass are skipped.
     """
     lanes = lanes_of(alignment)
+    pitch = edge + lanes
     padded = (dimensions + lanes - 1) // lanes * lanes
-    pad_rows(x, x_start, height, dimensions, padded, x_rows)
-    pad_rows(y, y_start, width, dimensions, padded, y_rows)
+    pad_rows(x, x_start, height, dimensions, edge, x_rows)
+    pad_rows(y, y_start, width, dimensions, edge, y_rows)
     height4 = (height + 3) // 4 * 4
     width4 = (width + 3) // 4 * 4
     zero = vsplat(alignment, 0.0)
-    for k in range(0, height4 * padded, lanes):
-        vstore(gx_rows, k, zero)
-    for k in range(0, width4 * padded, lanes):
-        vstore(gy_rows, k, zero)
 
     blocks = 0
     for a in range(0, height4, 4):
-        for b in range(0, width4, 4):
-            any_mass = False
-            for k in range(4):
-                cell = (a + k + lanes) * edge + b
-                if (
-                    alignment[cell] != 0
-                    or alignment[cell + 1] != 0
-                    or alignment[cell + 2] != 0
-                    or alignment[cell + 3] != 0
-                ):
-                    any_mass = True
-            if any_mass:
-                occupied[2 * blocks] = a
-                occupied[2 * blocks + 1] = b
-                blocks += 1
+        for v in range(0, width4, lanes):
+            at = (a + lanes) * pitch + v
+            # Mass is never negative: a sum is zero only when all of its terms are.
+            column = vload(alignment, at) + vload(alignment, at + pitch)
+            column = column + (vload(alignment, at + 2 * pitch) + vload(alignment, at + 3 * pitch))
+            if vsum(column) != 0:
+                vstore(gx_rows, 0, column)
+                for l in range(0, min(lanes, width4 - v), 4):
+                    if gx_rows[l] + gx_rows[l + 1] + gx_rows[l + 2] + gx_rows[l + 3] != 0:
+                        occupied[2 * blocks] = a
+                        occupied[2 * blocks + 1] = v + l
+                        blocks += 1
+    for k in range(0, padded * edge, lanes):
+        vstore(gx_rows, k, zero)
+        vstore(gy_rows, k, zero)
 
     for d in range(0, padded, lanes):
         k = 0
         while k < blocks:
             a = occupied[2 * k]
-            at = a * padded + d
+            at = d * edge + a * lanes
             x0 = vload(x_rows, at)
-            x1 = vload(x_rows, at + padded)
-            x2 = vload(x_rows, at + 2 * padded)
-            x3 = vload(x_rows, at + 3 * padded)
+            x1 = vload(x_rows, at + lanes)
+            x2 = vload(x_rows, at + 2 * lanes)
+            x3 = vload(x_rows, at + 3 * lanes)
             g0, g1, g2, g3 = zero, zero, zero, zero
             while k < blocks and occupied[2 * k] == a:
                 b = occupied[2 * k + 1]
                 k += 1
                 for l in range(4):
-                    cell = (a + lanes) * edge + b + l
-                    to = (b + l) * padded + d
+                    cell = (a + lanes) * pitch + b + l
+                    to = d * edge + (b + l) * lanes
                     yl = vload(y_rows, to)
                     h = vload(gy_rows, to)
                     mass = vbroadcast(alignment, cell)
                     difference = x0 - yl
                     g0 = vfma(mass, difference, g0)
                     h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + edge)
+                    mass = vbroadcast(alignment, cell + pitch)
                     difference = x1 - yl
                     g1 = vfma(mass, difference, g1)
                     h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + 2 * edge)
+                    mass = vbroadcast(alignment, cell + 2 * pitch)
                     difference = x2 - yl
                     g2 = vfma(mass, difference, g2)
                     h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + 3 * edge)
+                    mass = vbroadcast(alignment, cell + 3 * pitch)
                     difference = x3 - yl
                     g3 = vfma(mass, difference, g3)
                     h = vfma(mass, difference, h)
                     vstore(gy_rows, to, h)
             vstore(gx_rows, at, g0)
-            vstore(gx_rows, at + padded, g1)
-            vstore(gx_rows, at + 2 * padded, g2)
-            vstore(gx_rows, at + 3 * padded, g3)
+            vstore(gx_rows, at + lanes, g1)
+            vstore(gx_rows, at + 2 * lanes, g2)
+            vstore(gx_rows, at + 3 * lanes, g3)
 
     if need_x:
-        for a in range(height):
-            for d in range(dimensions):
-                to = gx_start + a * dimensions + d
-                gx[to] = gx[to] + factor * gx_rows[a * padded + d]
+        add_rows(gx_rows, factor, height, dimensions, edge, gx, gx_start)
     if need_y:
-        for b in range(width):
-            for d in range(dimensions):
-                to = gy_start + b * dimensions + d
-                gy[to] = gy[to] - factor * gy_rows[b * padded + d]
+        add_rows(gy_rows, -factor, width, dimensions, edge, gy, gy_start)
 
 
 @jit
@@ -624,7 +670,7 @@ def write_alignment(
     """target[a, b] = factor * E_ab."""
     lanes = lanes_of(alignment)
     for a in range(height):
-        source = (a + lanes) * edge
+        source = (a + lanes) * (edge + lanes)
         to = start + a * stride
         for b in range(width):
             target[to + b] = factor * alignment[source + b]
@@ -661,7 +707,19 @@ def tile_costs(
         at = packed_start + column * edge * dimensions
         if pack:
             pack_columns(y, y_start + column * edge * dimensions, width, dimensions, edge, packed, at)
-        distance_rows(x, x_start + row * edge * dimensions, height, dimensions, packed, at, vectors, edge, rows)
+        distance_rows(
+            x,
+            x_start + row * edge * dimensions,
+            height,
+            dimensions,
+            packed,
+            at,
+            vectors,
+            edge,
+            (row - column) * edge,
+            bandwidth,
+            rows,
+        )
     forbid_outside(rows, height, width, vectors, (row - column) * edge, bandwidth, edge)
     shear(rows, height, vectors, edge, diagonals)
 
@@ -724,9 +782,9 @@ def forward_worker(
     tiles = tile_rows.size
     lanes = lanes_of(scratch)
     span = edge + 3 * lanes
-    rows = scratch[: (edge + 4 * lanes) * edge]
+    rows = scratch[: (edge + 4 * lanes) * (edge + lanes)]
     used = rows.size
-    diagonals = scratch[used : used + (2 * edge + 3 * lanes) * edge]
+    diagonals = scratch[used : used + (2 * edge + 3 * lanes) * (edge + lanes)]
     used += diagonals.size
     line_f = scratch[used : used + 3 * span]
     scale = math.log2(math.e) / gamma
@@ -923,8 +981,8 @@ def backward_worker(
     tiles = tile_rows.size
     lanes = lanes_of(scratch)
     span = edge + 3 * lanes
-    plane = (2 * edge + 3 * lanes) * edge
-    rows = scratch[: (edge + 4 * lanes) * edge]
+    plane = (2 * edge + 3 * lanes) * (edge + lanes)
+    rows = scratch[: (edge + 4 * lanes) * (edge + lanes)]
     used = rows.size
     diagonals = scratch[used : used + plane]
     used += plane
@@ -1013,27 +1071,44 @@ def backward_worker(
             offset = (row - column) * edge
             has_below = tile_in_band(row + 1, column, rows_of_tiles, columns_of_tiles, radius)
             has_beside = tile_in_band(row, column + 1, rows_of_tiles, columns_of_tiles, radius)
-            inflow = False
             for b in range(width):
                 below[b] = upward[upward_start + column * edge + b] if has_below else 0
-                if below[b] != 0:
-                    inflow = True
             for a in range(height):
                 beside[a] = leftward[leftward_start + row * edge + a] if has_beside else 0
-                if beside[a] != 0:
-                    inflow = True
             corner = corner_start + column - row
             if tile_in_band(row + 1, column + 1, rows_of_tiles, columns_of_tiles, radius):
                 below[width - 1] = below[width - 1] + cornerward[corner]
-                if cornerward[corner] != 0:
-                    inflow = True
             if row == rows_of_tiles - 1 and column == columns_of_tiles - 1:
                 below[width - 1] = 1
-                inflow = True
             pack = not has_below
+            if pack and not is_cost:
+                pack_columns(
+                    y,
+                    pair * y_stride + column * edge * dimensions,
+                    width,
+                    dimensions,
+                    edge,
+                    packed,
+                    slot * packed_stride + column * edge * dimensions,
+                )
             to_above = upward[upward_start + column * edge : upward_start + column * edge + width]
             to_left = leftward[leftward_start + row * edge : leftward_start + row * edge + height]
-            if inflow:
+            for b in range(width):
+                to_above[b] = 0
+            for a in range(height):
+                to_left[a] = 0
+            cornerward[corner] = 0
+            # Mass moves up and left only: what lies below and right of all inflow has none.
+            reach_below, reach_beside = width, height
+            while reach_below > 0 and below[reach_below - 1] == 0:
+                reach_below -= 1
+            while reach_beside > 0 and beside[reach_beside - 1] == 0:
+                reach_beside -= 1
+            if reach_beside == 0:
+                width = reach_below
+            elif reach_below == 0:
+                height = reach_beside
+            if reach_below + reach_beside > 0:
                 tile_costs(
                     is_cost,
                     x,
@@ -1048,7 +1123,7 @@ def backward_worker(
                     width,
                     edge,
                     bandwidth,
-                    pack,
+                    False,
                     packed,
                     slot * packed_stride,
                     rows,
@@ -1100,7 +1175,7 @@ def backward_worker(
                     zero = vsplat(scratch, 0.0)
                     for s in range(height + 2 * lanes + vectors * lanes):
                         for b in range(0, vectors * lanes, lanes):
-                            vstore(diagonals, s * edge + b, zero)
+                            vstore(diagonals, s * (edge + lanes) + b, zero)
                 cornerward[corner] = sweep(
                     edge,
                     height,
@@ -1168,17 +1243,6 @@ def backward_worker(
                         gy,
                         pair * gy_stride + column * edge * dimensions,
                     )
-            else:
-                if pack and not is_cost:
-                    at = slot * packed_stride + column * edge * dimensions
-                    pack_columns(
-                        y, pair * y_stride + column * edge * dimensions, width, dimensions, edge, packed, at
-                    )
-                for b in range(width):
-                    to_above[b] = 0
-                for a in range(height):
-                    to_left[a] = 0
-                cornerward[corner] = 0
             if by_tile:
                 store_release(flags, (pair * padded_rows + row) * padded_columns + column, 1)
 

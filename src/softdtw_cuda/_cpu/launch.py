@@ -146,6 +146,13 @@ _compiled: dict[str, set[str]] = {}
 _scratch: dict[tuple[type, int], list[Array]] = {}
 
 
+def _aligned(size: int, dtype: type) -> Array:
+    """An array on a cache line's boundary: vectors that straddle two lines cost twice as much."""
+    raw = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size * np.dtype(dtype).itemsize].view(dtype)
+
+
 @contextlib.contextmanager
 def _borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
     """``count`` arrays that go back to a small store afterwards: fresh pages would cost more than small problems."""
@@ -155,7 +162,7 @@ def _borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
         try:
             arrays.append(store.pop())
         except IndexError:
-            arrays.append(np.empty(size, dtype))
+            arrays.append(_aligned(size, dtype))
     try:
         yield arrays
     finally:
@@ -343,8 +350,8 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
 # ------------------------------------------------------------------------------------------------------- kernels
 def _scratch_sizes(problem: _Problem, backward: bool) -> tuple[int, int]:
     edge, lanes = problem.tiles.edge, problem.lanes
-    span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * edge
-    floats = (edge + 4 * lanes) * edge + plane + 3 * span
+    span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
+    floats = (edge + 4 * lanes) * (edge + lanes) + plane + 3 * span
     integers = 3 * span
     if backward:
         padded = -(-problem.d // lanes) * lanes
