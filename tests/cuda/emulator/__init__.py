@@ -1,6 +1,6 @@
 """Runs CUDA kernel sources on the host, without a GPU, over a host version of ``primitives.cuh``.
 
-Every lane is a fiber, blocks are scheduled in random orders with few resident at a time, and all memory is guarded::
+Every lane is a fiber, blocks are scheduled in random orders with few resident at a time, all memory is guarded::
 
     module = build([Path("kernel.cu")], {"MODE": 1})
     out = GuardedBuffer(np.zeros(32, np.float32), "out")
@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def _compiler() -> tuple[str, ...]:
             return tuple(command.split())
     if shutil.which("gcc"):
         return ("gcc",)  # the emulator needs a C++ compiler, but no C++ library
-    raise EmulationError("no C++ compiler found: install g++, or name a compiler in the environment variable CXX")
+    raise EmulationError(
+        "no C++ compiler found: install g++, or name a compiler in the environment variable CXX"
+    )
 
 
 @functools.cache
@@ -80,6 +83,15 @@ def _cache_folder() -> Path:
     if folder.stat().st_uid != os.getuid():
         folder = Path(tempfile.mkdtemp(prefix="softdtw-cuda-emulator-"))
     return folder
+
+
+def _forget_old_builds(folder: Path, days: float = 7) -> None:
+    for library in folder.glob("*.so"):
+        try:
+            if time.time() - library.stat().st_mtime > days * 86400:
+                library.unlink()
+        except OSError:
+            continue  # another process was faster
 
 
 def _inline(path: Path, seen: set[Path]) -> str:
@@ -118,7 +130,7 @@ def build(
     """Compiles kernel sources for the host; a second build of the same text comes from a cache on disk.
 
     Args:
-        sources: files that are concatenated in order. Files that they include from their own folder are included
+        sources: files that are concatenated in order. What they include from their own folder is included
             once; ``primitives.cuh`` is replaced by the emulator's version.
         defines: macros, as with ``-D``.
         flags: further flags for the compiler.
@@ -129,8 +141,17 @@ def build(
     seen: set[Path] = set()
     text = '#include "host_primitives.h"\n' + "".join(_inline(Path(path).resolve(), seen) for path in sources)
     options = [
-        *("-std=c++17", "-O2", "-g", "-march=native", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
-        # As on the device: no strict aliasing between views of a buffer, products and sums rounded as written.
+        *(
+            "-std=c++17",
+            "-O2",
+            "-g",
+            "-march=native",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-fno-exceptions",
+            "-fno-rtti",
+        ),
+        # Views of a buffer may alias, as on the device; products and sums are rounded as written.
         *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-stack-protector", "-w"),
         *flags,
     ]
@@ -138,16 +159,17 @@ def build(
     unit = _run_compiler([*options, *macros, f"-I{_HERE}", "-x", "c++", "-E", "-"], text)
     kernels = list(dict.fromkeys(_KERNEL.findall(unit)))
     unit += '\n# 1 "entries"\n'
+    export = 'extern "C" __attribute__((visibility("default"), used))'
     for name in kernels:
-        unit += (
-            f'extern "C" __attribute__((visibility("default"), used)) void emulator_entry_{name}(const void* p) '
-            f"{{ emulator::call({name}, p); }}\n"
-            f'extern "C" __attribute__((visibility("default"), used)) const unsigned emulator_params_{name} = '
-            f"emulator::bytes_of_params({name});\n"
-        )
-    key = hashlib.sha256("\0".join([unit, *options, _compiler_version(), _processor()]).encode()).hexdigest()[:24]
+        unit += f"{export} void emulator_entry_{name}(const void* p) {{ emulator::call({name}, p); }}\n"
+        unit += f"{export} const unsigned emulator_params_{name} = emulator::bytes_of_params({name});\n"
+    text_of_all = "\0".join([unit, *options, _compiler_version(), _processor()])
+    key = hashlib.sha256(text_of_all.encode()).hexdigest()[:24]
     library = _cache_folder() / f"{key}.so"
-    if not library.exists():
+    try:
+        os.utime(library)
+    except OSError:
+        _forget_old_builds(_cache_folder())
         with tempfile.TemporaryDirectory(dir=_cache_folder()) as scratch:
             made = Path(scratch) / "module.so"
             _run_compiler([*options, "-shared", "-x", "c++-cpp-output", "-", "-o", str(made), "-lm"], unit)
@@ -173,14 +195,27 @@ _MAP_NORESERVE = 0x4000
 _buffers: weakref.WeakSet[GuardedBuffer] = weakref.WeakSet()
 
 
+class _Mapping:
+    """Reserved address space, given back when the last user goes."""
+
+    def __init__(self, nbytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        address = _LIBC.mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"no address space for {nbytes} bytes")
+        self.begin: int = address
+        self.end: int = address + nbytes
+        weakref.finalize(self, _LIBC.munmap, address, nbytes)
+
+
 class GuardedBuffer:
     """Memory for a kernel between two inaccessible zones, so that an access out of bounds faults.
 
     Args:
         source: an array whose contents are copied, or a number of bytes (filled with 0xFF, NaN as a float).
         name: what error messages call it.
-        flush: the side on which the contents touch the guard. At the end, up to ``align - 1`` bytes may remain; they
-            are checked for writes after every launch.
+        flush: the side on which the contents touch the guard. At the end, up to ``align - 1`` bytes may remain;
+            they are checked for writes after every launch.
         align: alignment of the address in bytes.
         readonly: a kernel's write faults.
 
@@ -207,22 +242,15 @@ class GuardedBuffer:
         self.nbytes = source if isinstance(source, int) else source.nbytes
         page = mmap.PAGESIZE
         self._inner = max(-(-self.nbytes // page) * page, page)
-        self._mapping_bytes = self._inner + 2 * _GUARD_BYTES
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        mapping = _LIBC.mmap(None, self._mapping_bytes, _PROT_NONE, flags, -1, 0)
-        if mapping in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError(f"no address space for the buffer {name!r} of {self.nbytes} bytes")
-        self._mapping: int = mapping
-        self._begin = mapping + _GUARD_BYTES
-        self._release = weakref.finalize(self, _LIBC.munmap, mapping, self._mapping_bytes)
+        self._mapping = _Mapping(self._inner + 2 * _GUARD_BYTES)
+        self._begin = self._mapping.begin + _GUARD_BYTES
         self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
         ctypes.memset(self._begin, _CANARY, self._inner)
         gap = self._inner - self.nbytes
         self.address: int = self._begin + (0 if flush == "start" else gap // align * align)
         raw = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        # The array keeps this object, and with it the mapping, alive.
-        raw._guarded_buffer = self  # type: ignore[attr-defined]
-        array = np.frombuffer(raw, np.uint8) if self.nbytes else np.empty(0, np.uint8)
+        raw._mapping = self._mapping  # type: ignore[attr-defined]  # an array may outlive this object
+        array = np.frombuffer(memoryview(raw), np.uint8) if self.nbytes else np.empty(0, np.uint8)
         if isinstance(source, int):
             array[:] = 0xFF
             self._view = array
@@ -244,19 +272,20 @@ class GuardedBuffer:
             raise MemoryError(f"the buffer {self.name!r} of {self.nbytes} bytes cannot be mapped")
 
     def _covers(self, address: int) -> bool:
-        return self._mapping <= address < self._mapping + self._mapping_bytes
+        return self._mapping.begin <= address < self._mapping.end
 
     def check(self) -> None:
-        """Raises EmulationError if the bytes between the contents and the guards were written."""
-        before = ctypes.string_at(self._begin, self.address - self._begin)
+        """Raises EmulationError, once, if the bytes between the contents and the guards were written."""
         end = self.address + self.nbytes
-        after = ctypes.string_at(end, self._begin + self._inner - end)
-        for where, offset, zone in (("before", self._begin - self.address, before), ("after", self.nbytes, after)):
-            changed = np.flatnonzero(np.frombuffer(zone, np.uint8) != _CANARY)
-            if changed.size:
+        zones = (("before", self._begin, self.address), ("after", end, self._begin + self._inner))
+        for where, first, last in zones:
+            zone = ctypes.string_at(first, last - first)
+            if zone != bytes([_CANARY]) * len(zone):
+                rest = zone.lstrip(bytes([_CANARY]))
+                ctypes.memset(first, _CANARY, last - first)
                 raise EmulationError(
-                    f"out of bounds write {where} buffer {self.name!r}, at {offset + int(changed[0]):+d} "
-                    f"of {self.nbytes} bytes"
+                    f"out of bounds write {where} buffer {self.name!r}, "
+                    f"at {last - len(rest) - self.address:+d} of {self.nbytes} bytes"
                 )
 
 
@@ -345,11 +374,14 @@ class EmulatedModule:
             EmulationError: divergence, deadlock, access out of bounds, or out of time.
         """
         if kernel_name not in self.kernels:
-            raise ValueError(f"no kernel {kernel_name!r} in this module; it has {', '.join(self.kernels) or 'none'}")
+            raise ValueError(
+                f"no kernel {kernel_name!r} in this module; it has {', '.join(self.kernels) or 'none'}"
+            )
         expected = ctypes.c_uint32.in_dll(self._library, f"emulator_params_{kernel_name}").value
         if ctypes.sizeof(params) != expected:
             raise ValueError(
-                f"params has {ctypes.sizeof(params)} bytes, the kernel's Params {expected}: declare the same fields"
+                f"params has {ctypes.sizeof(params)} bytes, the kernel's Params {expected}: "
+                "declare the same fields"
             )
         if threads < 32 or threads % 32 or threads > 1024:
             raise ValueError(f"threads must be a multiple of 32 up to 1024, got {threads}")

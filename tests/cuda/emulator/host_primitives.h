@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "pending_stores.h"
 #include "scheduler.h"
 
 typedef unsigned char u8;
@@ -82,8 +83,15 @@ DEVICE float flushed(float v) { return fabsf(v) < 0x1p-126f ? copysignf(0.0f, v)
 }
 DEVICE float exp2_fast(float v) { return emulator::flushed(exp2f(emulator::flushed(v))); }
 DEVICE float reciprocal_fast(float v) { return emulator::flushed(1.0f / emulator::flushed(v)); }
-DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
-DEVICE float min_of(float a, float b) { return fminf(a, b); }
+// The operand that is not NaN, signalling NaN included, which the C library sees differently; +0 is above -0.
+DEVICE float max_of(float a, float b) {
+  if (isnan(a)) return isnan(b) ? float_of(0x7fffffffu) : b;
+  return isnan(b) || a > b || (a == b && signbit(b)) ? a : b;
+}
+DEVICE float min_of(float a, float b) {
+  if (isnan(a)) return isnan(b) ? float_of(0x7fffffffu) : b;
+  return isnan(b) || a < b || (a == b && signbit(a)) ? a : b;
+}
 DEVICE double exp2_exact(double v) { return exp2(v); }
 DEVICE double log2_exact(double v) { return log2(v); }
 DEVICE double round_nearest(double v) { return rint(v); }
@@ -94,7 +102,7 @@ DEVICE i64 add_then_min(i64 a, i64 b, i64 limit) { return min((i64)((u64)a + (u6
 
 // ---- lanes of a warp
 DEVICE void warp_barrier(EMULATOR_SITE) {
-  emulator::collective(emulator::machine.current, emulator::Operation::warp_barrier, file, line);
+  emulator::warp_meeting(emulator::machine.current, file, line);
 }
 namespace emulator {
 template <class T> DEVICE T shuffle(T v, u32 source, Operation operation, const char* file, u32 line) {
@@ -148,13 +156,31 @@ template <class T> DEVICE T observed_load(const T* p, Operation operation, const
   check_aligned(p, operation, file, line);
   T v;
   memcpy(&v, p, sizeof v);
+  if (machine.pending_count) see_own_stores(machine.current, p, &v, sizeof v);
   return v;
 }
 template <class T> DEVICE void observed_store(T* p, T v, Operation operation, const char* file, u32 line) {
   observe(operation, file, line);
   check_aligned(p, operation, file, line);
+  if (machine.options.relaxed && operation == Operation::store_shared_word) {
+    delay_store(machine.current, p, &v, sizeof v);
+    return;
+  }
+  if (machine.pending_count) {
+    if (operation == Operation::store_release) deliver_preceding(machine.current);
+    deliver_overlapping(p, sizeof v);
+  }
   memcpy(p, &v, sizeof v);
   ++machine.epoch;
+}
+template <class Change> DEVICE u32 observed_change(u32* p, Change change, Operation operation, const char* file, u32 line) {
+  observe(operation, file, line);
+  check_aligned(p, operation, file, line);
+  deliver_overlapping(p, sizeof *p);
+  u32 old = *p;
+  *p = change(old);
+  ++machine.epoch;
+  return old;
 }
 }  // namespace emulator
 DEVICE Word2 load_shared_word(const Word2* p, EMULATOR_SITE) {
@@ -171,15 +197,10 @@ DEVICE void store_shared_word(Word4* p, Word4 v, EMULATOR_SITE) {
 }
 DEVICE void wait_a_little(EMULATOR_SITE) { emulator::poll_failed(file, line); }
 DEVICE u32 fetch_add(u32* p, u32 v, EMULATOR_SITE) {
-  u32 old = emulator::observed_load(p, emulator::Operation::fetch_add, file, line);
-  *p = old + v;
-  ++emulator::machine.epoch;
-  return old;
+  return emulator::observed_change(p, [v](u32 old) { return old + v; }, emulator::Operation::fetch_add, file, line);
 }
 DEVICE void clear_bits(u32* p, u32 mask, EMULATOR_SITE) {
-  u32 old = emulator::observed_load(p, emulator::Operation::clear_bits, file, line);
-  *p = old & ~mask;
-  ++emulator::machine.epoch;
+  emulator::observed_change(p, [mask](u32 old) { return old & ~mask; }, emulator::Operation::clear_bits, file, line);
 }
 DEVICE u32 load_acquire(const u32* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_acquire, file, line);
@@ -198,14 +219,13 @@ DEVICE double load_fresh(const double* p, EMULATOR_SITE) {
 namespace emulator {
 typedef float Vector8 __attribute__((vector_size(32)));
 
-DEVICE float low_bf16(u32 pair) { return float_of(pair << 16); }
-DEVICE float high_bf16(u32 pair) { return float_of(pair & 0xffff0000u); }
+DEVICE float bf16_to_float(u16 v) { return float_of((u32)v << 16); }
 
 // Run by the last lane to arrive: exchange->product += A B, where lane l of group g = l / 4, t = l % 4 holds
 //   a[0] = A(g, 2t..2t+1)  a[1] = A(g+8, 2t..)  a[2] = A(g, 2t+8..)  a[3] = A(g+8, 2t+8..)
 //   b0 = B(2t..2t+1, g)    b1 = B(2t+8.., g)    c = C(g, 2t), C(g, 2t+1), C(g+8, 2t), C(g+8, 2t+1)
 // with the element of smaller k in the low half.
-__attribute__((noinline)) inline void multiply(Exchange* exchange) {
+template <float (*widen)(u16)> __attribute__((noinline)) void multiply(Exchange* exchange) {
   float a[16][16];
   alignas(32) float b[16][8];
   for (u32 lane = 0; lane < WARP; ++lane) {
@@ -214,12 +234,12 @@ __attribute__((noinline)) inline void multiply(Exchange* exchange) {
     for (u32 half = 0; half < 2; ++half)
       for (u32 low = 0; low < 2; ++low) {
         u32 pair = words[half * 2 + low];
-        a[g + low * 8][k + half * 8] = low_bf16(pair);
-        a[g + low * 8][k + half * 8 + 1] = high_bf16(pair);
+        a[g + low * 8][k + half * 8] = widen((u16)pair);
+        a[g + low * 8][k + half * 8 + 1] = widen((u16)(pair >> 16));
       }
     for (u32 half = 0; half < 2; ++half) {
-      b[k + half * 8][g] = low_bf16(words[4 + half]);
-      b[k + half * 8 + 1][g] = high_bf16(words[4 + half]);
+      b[k + half * 8][g] = widen((u16)words[4 + half]);
+      b[k + half * 8 + 1][g] = widen((u16)(words[4 + half] >> 16));
     }
     memcpy(&exchange->product[g][k], &words[6], 8);
     memcpy(&exchange->product[g + 8][k], &words[8], 8);
@@ -234,6 +254,24 @@ __attribute__((noinline)) inline void multiply(Exchange* exchange) {
     }
     memcpy(exchange->product[row], &sum, sizeof sum);
   }
+}
+
+template <float (*widen)(u16)>
+DEVICE void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
+  Lane* me = machine.current;
+  Exchange* exchange = exchange_of(me);
+  u32 lane = me->thread & 31u;
+  u32* words = exchange->words[lane];
+  memcpy(words, a, 16);
+  words[4] = b0;
+  words[5] = b1;
+  memcpy(words + 6, c, 16);
+  if (rendezvous(me, site, 0)) {
+    multiply<widen>(exchange);
+    preempt_sometimes(1);
+  }
+  memcpy(c, &exchange->product[lane / 4][lane % 4 * 2], 8);
+  memcpy(c + 2, &exchange->product[lane / 4 + 8][lane % 4 * 2], 8);
 }
 
 DEVICE u32 to_bf16(float v) {
@@ -265,22 +303,13 @@ DEVICE Exchange* exchange_rows(const void* row, Operation operation, const char*
 
 #if __CUDA_ARCH__ >= 800
 DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATOR_SITE) {
-  emulator::Lane* me = emulator::machine.current;
-  emulator::Exchange* exchange = emulator::exchange_of(me);
-  u32 lane = me->thread & 31u;
-  u32* words = exchange->words[lane];
-  memcpy(words, a, 16);
-  words[4] = b0;
-  words[5] = b1;
-  memcpy(words + 6, c, 16);
-  if (emulator::rendezvous(me, {emulator::Operation::mma_bf16, line, file}, 0)) {
-    emulator::multiply(exchange);
-    emulator::preempt_sometimes(1);
-  }
-  memcpy(c, &exchange->product[lane / 4][lane % 4 * 2], 8);
-  memcpy(c + 2, &exchange->product[lane / 4 + 8][lane % 4 * 2], 8);
+  emulator::product<emulator::bf16_to_float>(c, a, b0, b1, {emulator::Operation::mma_bf16, line, file});
+}
+DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, EMULATOR_SITE) {
+  emulator::product<half_to_float>(c, a, b0, b1, {emulator::Operation::mma_f16, line, file});
 }
 DEVICE u32 pack_bf16(float low, float high) { return emulator::to_bf16(high) << 16 | emulator::to_bf16(low); }
+DEVICE u32 pack_f16(float low, float high) { return (u32)float_to_half(high) << 16 | float_to_half(low); }
 #endif
 DEVICE void load_matrices(u32 (&r)[4], const void* row, EMULATOR_SITE) {
   emulator::Exchange* exchange =

@@ -47,6 +47,7 @@ enum class Operation : uint8_t {
   block_barrier,
   group_barrier,
   mma_bf16,
+  mma_f16,
   load_matrices,
   load_matrices_transposed,
   wait_a_little,
@@ -61,10 +62,11 @@ enum class Operation : uint8_t {
 
 inline const char* name_of(Operation operation) {
   static const char* const names[] = {
-      "nothing",       "warp_barrier",  "from_lane_above",          "from_lane_below", "from_lane",
-      "from_lane_xor", "block_barrier", "group_barrier",            "mma_bf16",        "load_matrices",
-      "load_matrices_transposed",       "wait_a_little",            "load_shared_word", "store_shared_word",
-      "fetch_add",     "clear_bits",    "load_acquire",             "store_release",   "load_fresh"};
+      "nothing",     "warp_barrier",  "from_lane_above",  "from_lane_below",          "from_lane",     "from_lane_xor",
+      "block_barrier", "group_barrier", "mma_bf16", "mma_f16", "load_matrices", "load_matrices_transposed",
+      "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "load_acquire",
+      "store_release", "load_fresh"};
+  static_assert(sizeof names / sizeof *names == (int)Operation::load_fresh + 1, "one name for each operation");
   return names[(int)operation];
 }
 
@@ -134,6 +136,15 @@ struct Block {
   char* shared;
 };
 
+struct PendingStore {
+  char* address;
+  uint32_t bytes;
+  uint32_t block, thread;  // who stored it
+  uint32_t met;            // mask of warps of that block that have met the thread at a barrier since
+  char value[16];
+};
+constexpr uint32_t MAX_PENDING = 128;
+
 struct Random {
   uint64_t state;
   uint64_t next() {  // splitmix64
@@ -185,6 +196,9 @@ struct Machine {
   Block* slots;
   uint32_t slot_count;
   size_t shared_mapping_bytes;
+  PendingStore pending[MAX_PENDING];  // oldest first
+  uint32_t pending_count;
+  uint32_t mean_delay;
 };
 
 static Machine machine;
@@ -295,7 +309,16 @@ inline bool rendezvous(Lane* me, Site site, uint64_t argument) {
 // The buffer of the collective that the calling lane is about to enter; valid until its next collective.
 inline Exchange* exchange_of(Lane* me) { return &me->warp->exchange[me->warp->phase & 1]; }
 
+// All threads of `warps` (a mask) of a block have met at a barrier.
+inline void note_meeting(const Block* block, uint32_t warps) {
+  for (uint32_t i = 0; i < machine.pending_count; ++i) {
+    PendingStore& store = machine.pending[i];
+    if (store.block == block->index && ((store.met | 1u << store.thread / WARP) & warps)) store.met |= warps;
+  }
+}
+
 inline void release_barrier(Block* block, Barrier* barrier) {
+  note_meeting(block, barrier->warps);
   for (uint32_t i = 0; i < block->warps; ++i) {
     Warp* other = block->warp[i];
     if ((barrier->warps >> i & 1) && other->state == State::at_barrier) {
@@ -349,6 +372,13 @@ inline void block_rendezvous(Site site, uint32_t id, uint32_t threads) {
     leave();
   }
   if (rendezvous(me, site, (uint64_t)id << 32 | threads)) wait_at_barrier(me, id, threads);
+}
+
+inline void warp_meeting(Lane* me, const char* file, uint32_t line) {
+  if (rendezvous(me, Site{Operation::warp_barrier, line, file}, 0)) {
+    note_meeting(me->warp->block, 1u << me->warp->index);
+    preempt_sometimes(1);
+  }
 }
 
 inline void collective(Lane* me, Operation operation, const char* file, uint32_t line) {
@@ -504,6 +534,9 @@ inline Warp* draw_warp() {
   return warp;
 }
 
+inline void deliver_sometimes();
+inline void deliver_all();
+
 inline void run_grid() {
   const LaunchOptions& options = machine.options;
   uint32_t started = 0, finished = 0, live = 0;
@@ -525,7 +558,11 @@ inline void run_grid() {
       machine.failed = true;
       return;
     }
-    if (machine.stuck_epoch == machine.epoch && machine.stuck_warps >= machine.runnable_count) {
+    deliver_sometimes();
+    bool stuck = machine.stuck_epoch == machine.epoch && machine.stuck_warps >= machine.runnable_count;
+    if (stuck && machine.pending_count) {
+      deliver_all();
+    } else if (stuck) {
       append("deadlock: all warps poll and nothing is stored any more (%u of %u blocks started, %u resident)", started,
              options.blocks, machine.slot_count);
       describe_waiting();
@@ -551,6 +588,7 @@ inline void run_grid() {
       ++finished;
     }
   }
+  deliver_all();
 }
 
 // ---- signals
@@ -725,6 +763,9 @@ inline int launch(const LaunchOptions* options, LaunchReport* report) {
   machine.random.state = options->seed * 0x2545f4914f6cdd1dull + 1;
   static const uint32_t bursts[] = {64, 4, 1024, 16};
   machine.mean_burst = bursts[options->seed % 4];
+  machine.pending_count = 0;
+  static const uint32_t delays[] = {2, 64, 8, 512, 3};
+  machine.mean_delay = delays[options->seed % 5];
   draw_burst();
   SignalGuard signals = {};
   if (!reserve()) {
