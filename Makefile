@@ -34,7 +34,6 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 gpu-test:
@@ -43,7 +42,7 @@ gpu-test:
 	PYTHONPATH=src $$python -m pytest -m gpu
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.error_budget $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

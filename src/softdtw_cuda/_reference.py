@@ -74,9 +74,10 @@ def softdtw_from_cost(
     for k, diagonal_cost in enumerate(_anti_diagonals(cost)):
         reachable = softmin(_predecessors(k, previous, before_previous), gamma)
         before_previous, previous = previous, diagonal_cost + reachable
-        diagonals.append(previous)
+        if x_lengths is not None or y_lengths is not None:
+            diagonals.append(previous)
 
-    if x_lengths is None and y_lengths is None:
+    if not diagonals:
         value = previous[:, n - 1]
     else:
         rows, columns, broken = _ends(batch, n, m, bandwidth, x_lengths, y_lengths, cost.device)

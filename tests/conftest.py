@@ -1,0 +1,68 @@
+"""Every test runs on the CPU and, under the marker `gpu`, on CUDA; fresh memory is full of NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # pyproject.toml sets a time limit for pytest-timeout. A GPU machine may lack that plugin, and without it pytest
+    # would refuse the setting.
+    if importlib.util.find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "seconds; ignored without pytest-timeout")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    # Fake tensors have no memory; a fill would only enter the graph being traced.
+    if type(tensor) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        elif tensor.dtype != torch.bool:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
+    return tensor
+
+
+class _PoisonedNumpy:
+    """numpy, but np.empty is full of NaN."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def empty(*args: Any, **kwargs: Any) -> np.ndarray:
+        array = np.empty(*args, **kwargs)
+        array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
+        return array
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output or a scratch cell that no kernel writes shows as NaN instead of as luck."""
+
+    def poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, **kwargs: _poison(function(*args, **kwargs))
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    if importlib.util.find_spec("numba") is not None:
+        from softdtw_cuda._cpu import launch
+
+        # The launcher's own name only: Numba must keep recognising numpy's functions.
+        monkeypatch.setattr(launch, "np", _PoisonedNumpy())
