@@ -214,8 +214,8 @@ KERNEL_OF_WARPS(2) released_chain(GRID_CONSTANT const Params p) {
   p.out[me * 64 + thread_index()] = bits_of(v + 1.0f);
   if (!(p.option & 2)) block_barrier();
   if (thread_index() == 0) {
-    if (p.option & 4) clear_bits(p.counter + me + 1, 0);
-    if (!(p.option & 4)) store_release(p.counter + me + 1, 1);
+    if (p.option & 4) fetch_add(p.counter + me + 1, 1);  // seen by the poll, but orders nothing
+    else store_release(p.counter + me + 1, 1);
   }
 }
 
@@ -253,6 +253,39 @@ KERNEL_OF_WARPS(2) coherent(GRID_CONSTANT const Params p) {
 }
 
 // ---- what must be detected
+
+// A lane's neighbour reads what the lane wrote.
+KERNEL_OF_WARPS(1) neighbours(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(shared);
+  u32 lane = lane_index(), other = (lane + 1) % 32, v = 0;
+  u32* values = (u32*)shared;
+  values[lane] = lane;
+  if (p.option == 0) warp_barrier();
+  if (p.option == 2) v = from_lane_xor(lane, 1);  // meets the others, but orders no memory
+  v += values[p.option == 4 ? lane : other];
+  if (p.option == 3) values[lane] = v;
+  if (p.option == 5) p.out[0] = 1;
+  p.out[lane] = v;
+}
+
+// Lanes of all warps write next to each other, in halves and in bytes: no two touch the same byte.
+KERNEL_OF_WARPS(2) close_together(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(shared);
+  ((u16*)shared)[thread_index()] = (u16)thread_index();
+  (shared + 128)[thread_index()] = (u8)thread_index();
+  block_barrier();
+  p.out[thread_index()] = ((u16*)shared)[63 - thread_index()] + (shared + 128)[63 - thread_index()];
+}
+
+// A word that other blocks poll, but stored plainly.
+KERNEL_OF_WARPS(1) plain_word(GRID_CONSTANT const Params p) {
+  u32 ticket = 0;
+  if (lane_index() == 0) ticket = fetch_add(p.counter, 1);
+  ticket = from_lane(ticket, 0);
+  if (lane_index()) return;
+  if (ticket == 0) p.words[0] = Word2{1, 1};
+  else p.out[0] = load_shared_word(p.words).a;
+}
 
 KERNEL_OF_WARPS(1) diverges(GRID_CONSTANT const Params p) {
   u32 lane = lane_index(), v = lane;

@@ -1,6 +1,6 @@
 """Runs CUDA kernel sources on the host, without a GPU, over a host version of ``primitives.cuh``.
 
-Every lane is a fiber, blocks are scheduled in random orders with few resident at a time, all memory is guarded::
+Every lane is a fiber, blocks are scheduled in random orders, few resident at a time, all memory is guarded::
 
     module = build([Path("kernel.cu")], {"MODE": 1})
     out = GuardedBuffer(np.zeros(32, np.float32), "out")
@@ -37,7 +37,7 @@ _HERE = Path(__file__).resolve().parent
 _PRIMITIVES = "primitives.cuh"
 _GUARD_BYTES = 16 << 20
 _CANARY = 0xA5
-_OWN_FILES = ("host_primitives.h", "scheduler.h", "fibers.h", "entries")
+_OWN_FILES = ("host_primitives.h", "scheduler.h", "pending_stores.h", "races.h", "fibers.h", "entries")
 
 Flush = Literal["start", "end"]
 
@@ -125,6 +125,7 @@ def build(
     sources: Sequence[Path],
     defines: Mapping[str, int | str] | None = None,
     *,
+    races: bool = False,
     flags: Sequence[str] = (),
 ) -> EmulatedModule:
     """Compiles kernel sources for the host; a second build of the same text comes from a cache on disk.
@@ -133,6 +134,9 @@ def build(
         sources: files that are concatenated in order. What they include from their own folder is included
             once; ``primitives.cuh`` is replaced by the emulator's version.
         defines: macros, as with ``-D``.
+        races: watch every load and store of the kernels; a launch fails on two accesses to the same bytes
+            that no barrier and no release with its acquire put in order, whichever came first in this run.
+            Needs gcc, and several times the time.
         flags: further flags for the compiler.
 
     Raises:
@@ -153,6 +157,7 @@ def build(
         ),
         # Views of a buffer may alias, as on the device; products and sums are rounded as written.
         *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-stack-protector", "-w"),
+        *(("-fsanitize=thread", "-DEMULATOR_RACES") if races else ()),
         *flags,
     ]
     macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
@@ -172,7 +177,10 @@ def build(
         _forget_old_builds(_cache_folder())
         with tempfile.TemporaryDirectory(dir=_cache_folder()) as scratch:
             made = Path(scratch) / "module.so"
-            _run_compiler([*options, "-shared", "-x", "c++-cpp-output", "-", "-o", str(made), "-lm"], unit)
+            object_file = Path(scratch) / "module.o"
+            _run_compiler([*options, "-c", "-x", "c++-cpp-output", "-", "-o", str(object_file)], unit)
+            # Linked without the options: the sanitizer's own library must stay away.
+            _run_compiler(["-shared", str(object_file), "-o", str(made), "-lm"], "")
             made.replace(library)
     return EmulatedModule(library, kernels)
 
@@ -192,20 +200,51 @@ def _libc() -> ctypes.CDLL:
 _LIBC = _libc()
 _PROT_NONE = 0
 _MAP_NORESERVE = 0x4000
-_buffers: weakref.WeakSet[GuardedBuffer] = weakref.WeakSet()
 
 
-class _Mapping:
-    """Reserved address space, given back when the last user goes."""
+class _Region:
+    """The memory of a GuardedBuffer, given back when the last array over it goes."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, name: str, nbytes: int, flush: Flush, align: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self._inner = max(-(-nbytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+        mapped = self._inner + 2 * _GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        address = _LIBC.mmap(None, nbytes, _PROT_NONE, flags, -1, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError(f"no address space for {nbytes} bytes")
-        self.begin: int = address
-        self.end: int = address + nbytes
-        weakref.finalize(self, _LIBC.munmap, address, nbytes)
+        mapping = _LIBC.mmap(None, mapped, _PROT_NONE, flags, -1, 0)
+        if mapping in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"no address space for the buffer {name!r} of {nbytes} bytes")
+        weakref.finalize(self, _LIBC.munmap, mapping, mapped)
+        self._mapping = range(mapping, mapping + mapped)
+        self._begin: int = mapping + _GUARD_BYTES
+        self.protect(mmap.PROT_READ | mmap.PROT_WRITE)
+        ctypes.memset(self._begin, _CANARY, self._inner)
+        self.address = self._begin + (0 if flush == "start" else (self._inner - nbytes) // align * align)
+        _regions.add(self)
+
+    def protect(self, protection: int) -> None:
+        if _LIBC.mprotect(self._begin, self._inner, protection):
+            raise MemoryError(f"the buffer {self.name!r} of {self.nbytes} bytes cannot be mapped")
+
+    def covers(self, address: int) -> bool:
+        return address in self._mapping
+
+    def check(self) -> None:
+        """Raises EmulationError, once, if the bytes between the contents and the guards were written."""
+        end = self.address + self.nbytes
+        zones = (("before", self._begin, self.address), ("after", end, self._begin + self._inner))
+        for where, first, last in zones:
+            zone = ctypes.string_at(first, last - first)
+            if zone != bytes([_CANARY]) * len(zone):
+                rest = zone.lstrip(bytes([_CANARY]))
+                ctypes.memset(first, _CANARY, last - first)
+                raise EmulationError(
+                    f"out of bounds write {where} buffer {self.name!r}, "
+                    f"at {last - len(rest) - self.address:+d} of {self.nbytes} bytes"
+                )
+
+
+_regions: weakref.WeakSet[_Region] = weakref.WeakSet()
 
 
 class GuardedBuffer:
@@ -214,8 +253,8 @@ class GuardedBuffer:
     Args:
         source: an array whose contents are copied, or a number of bytes (filled with 0xFF, NaN as a float).
         name: what error messages call it.
-        flush: the side on which the contents touch the guard. At the end, up to ``align - 1`` bytes may remain;
-            they are checked for writes after every launch.
+        flush: the side on which the contents touch the guard. At the end, up to ``align - 1`` bytes may
+            remain; they are checked for writes after every launch.
         align: alignment of the address in bytes.
         readonly: a kernel's write faults.
 
@@ -238,19 +277,14 @@ class GuardedBuffer:
             raise ValueError(f'flush must be "start" or "end", got {flush!r}')
         if align < 1 or align & (align - 1) or align > mmap.PAGESIZE:
             raise ValueError(f"align must be a power of two up to {mmap.PAGESIZE}, got {align}")
+        nbytes = source if isinstance(source, int) else source.nbytes
+        self._region = _Region(name, nbytes, flush, align)
         self.name = name
-        self.nbytes = source if isinstance(source, int) else source.nbytes
-        page = mmap.PAGESIZE
-        self._inner = max(-(-self.nbytes // page) * page, page)
-        self._mapping = _Mapping(self._inner + 2 * _GUARD_BYTES)
-        self._begin = self._mapping.begin + _GUARD_BYTES
-        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
-        ctypes.memset(self._begin, _CANARY, self._inner)
-        gap = self._inner - self.nbytes
-        self.address: int = self._begin + (0 if flush == "start" else gap // align * align)
-        raw = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        raw._mapping = self._mapping  # type: ignore[attr-defined]  # an array may outlive this object
-        array = np.frombuffer(memoryview(raw), np.uint8) if self.nbytes else np.empty(0, np.uint8)
+        self.nbytes = nbytes
+        self.address: int = self._region.address
+        raw = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        raw._region = self._region  # type: ignore[attr-defined]  # arrays may outlive this object
+        array = np.frombuffer(memoryview(raw), np.uint8) if nbytes else np.empty(0, np.uint8)
         if isinstance(source, int):
             array[:] = 0xFF
             self._view = array
@@ -258,38 +292,20 @@ class GuardedBuffer:
             self._view = array.view(source.dtype).reshape(source.shape)
             self._view[...] = source
         if readonly:
-            self._protect(mmap.PROT_READ)
+            self._region.protect(mmap.PROT_READ)
             self._view.flags.writeable = False
-        _buffers.add(self)
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The contents; a view, not a copy."""
+        """The contents; a view, not a copy. It stays guarded for as long as any view of it lives."""
         return self._view
-
-    def _protect(self, protection: int) -> None:
-        if _LIBC.mprotect(self._begin, self._inner, protection):
-            raise MemoryError(f"the buffer {self.name!r} of {self.nbytes} bytes cannot be mapped")
-
-    def _covers(self, address: int) -> bool:
-        return self._mapping.begin <= address < self._mapping.end
-
-    def check(self) -> None:
-        """Raises EmulationError, once, if the bytes between the contents and the guards were written."""
-        end = self.address + self.nbytes
-        zones = (("before", self._begin, self.address), ("after", end, self._begin + self._inner))
-        for where, first, last in zones:
-            zone = ctypes.string_at(first, last - first)
-            if zone != bytes([_CANARY]) * len(zone):
-                rest = zone.lstrip(bytes([_CANARY]))
-                ctypes.memset(first, _CANARY, last - first)
-                raise EmulationError(
-                    f"out of bounds write {where} buffer {self.name!r}, "
-                    f"at {last - len(rest) - self.address:+d} of {self.nbytes} bytes"
-                )
 
 
 # ---- launching
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("begin", ctypes.c_void_p), ("bytes", ctypes.c_uint64))
 
 
 class _Options(ctypes.Structure):
@@ -304,6 +320,8 @@ class _Options(ctypes.Structure):
         ("resident", ctypes.c_uint32),
         ("relaxed", ctypes.c_uint32),
         ("shared_flush_start", ctypes.c_uint32),
+        ("ranges", ctypes.c_void_p),
+        ("range_count", ctypes.c_uint32),
     )
 
 
@@ -314,6 +332,7 @@ class _Report(ctypes.Structure):
         ("failed_polls", ctypes.c_uint64),
         ("fault_address", ctypes.c_uint64),
         ("fault_instruction", ctypes.c_uint64),
+        ("other_instruction", ctypes.c_uint64),
         ("faulted", ctypes.c_uint32),
         ("fault_is_write", ctypes.c_uint32),
         ("message", ctypes.c_char * 8000),
@@ -389,6 +408,8 @@ class EmulatedModule:
             raise ValueError(f"got blocks={blocks}, resident={resident}, shared_bytes={shared_bytes}")
         if first_flush not in ("start", "end"):
             raise ValueError(f'first_flush must be "start" or "end", got {first_flush!r}')
+        regions = list(_regions)
+        ranges = (_Range * len(regions))(*[_Range(region.address, region.nbytes) for region in regions])
         options = _Options(
             ctypes.cast(self._library[f"emulator_entry_{kernel_name}"], ctypes.c_void_p),
             ctypes.addressof(params),
@@ -400,28 +421,32 @@ class EmulatedModule:
             resident,
             relaxed,
             first_flush == "start",
+            ctypes.addressof(ranges),
+            len(regions),
         )
         report = _Report()
         with _launching:
             failed = self._library.emulator_launch(options, report)
         if failed:
             raise EmulationError(f"{kernel_name}, seed {seed}: {self._explain(report)}")
-        for buffer in list(_buffers):
-            buffer.check()
+        for region in regions:
+            region.check()
         return LaunchStatistics(report.collectives, report.switches_of_warps, report.failed_polls)
 
     def _explain(self, report: _Report) -> str:
         message: str = report.message.decode(errors="replace")
         if report.faulted:
             address = report.fault_address
-            for buffer in list(_buffers):
-                if buffer._covers(address):
-                    message += f", buffer {buffer.name!r} {address - buffer.address:+d}, size {buffer.nbytes}"
+            for region in list(_regions):
+                if region.covers(address):
+                    message += f", buffer {region.name!r} {address - region.address:+d}, size {region.nbytes}"
                     break
             else:
                 message += f", address {address:#x}"
-        place = self._source_place(report.fault_instruction) if report.fault_instruction else ""
-        return message + place
+        for word, instruction in (("at", report.fault_instruction), ("after", report.other_instruction)):
+            place = self._source_place(instruction) if instruction else ""
+            message += f", {word} {place}" if place else ""
+        return message
 
     def _source_place(self, instruction: int) -> str:
         """The line of an instruction of this library, when binutils are there to tell."""
@@ -438,6 +463,6 @@ class EmulatedModule:
             capture_output=True,
             text=True,
             check=False,
-        ).stdout.split()
-        places = [place for place in told if not place.startswith(("?", *_OWN_FILES))]
-        return f", at {' in '.join(places)}" if places else ""
+        ).stdout.splitlines()
+        places = [line.split()[0] for line in told if line and not line.startswith(("?", *_OWN_FILES))]
+        return " in ".join(places)

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "pending_stores.h"
+#include "races.h"
 #include "scheduler.h"
 
 typedef unsigned char u8;
@@ -141,6 +142,11 @@ DEVICE void group_barrier(u32 id, u32 threads, EMULATOR_SITE) {
 // ---- blocks of a grid
 struct alignas(8) Word2 { u32 a, b; };
 struct alignas(16) Word4 { u32 a, b, c, d; };
+#ifdef EMULATOR_RACES
+#define OUT_OF_LINE __attribute__((noinline))  // so that the return address is a place in the kernel
+#else
+#define OUT_OF_LINE
+#endif
 namespace emulator {
 template <class T> DEVICE void check_aligned(const T* p, Operation operation, const char* file, u32 line) {
   if ((uintptr_t)p % sizeof(T) == 0) return;
@@ -151,17 +157,22 @@ template <class T> DEVICE void check_aligned(const T* p, Operation operation, co
   append(" with %p, a multiple of %zu is needed", (const void*)p, sizeof(T));
   leave();
 }
-template <class T> DEVICE T observed_load(const T* p, Operation operation, const char* file, u32 line) {
+template <class T>
+UNWATCHED OUT_OF_LINE DEVICE T observed_load(const T* p, Operation operation, const char* file, u32 line) {
   observe(operation, file, line);
   check_aligned(p, operation, file, line);
+  watch(p, sizeof *p, false, operation != Operation::load_fresh, __builtin_return_address(0));
   T v;
   memcpy(&v, p, sizeof v);
   if (machine.pending_count) see_own_stores(machine.current, p, &v, sizeof v);
+  if (operation == Operation::load_acquire) watch_acquire(p);
   return v;
 }
-template <class T> DEVICE void observed_store(T* p, T v, Operation operation, const char* file, u32 line) {
+template <class T>
+UNWATCHED OUT_OF_LINE DEVICE void observed_store(T* p, T v, Operation operation, const char* file, u32 line) {
   observe(operation, file, line);
   check_aligned(p, operation, file, line);
+  watch(p, sizeof v, true, true, __builtin_return_address(0));
   if (machine.options.relaxed && operation == Operation::store_shared_word) {
     delay_store(machine.current, p, &v, sizeof v);
     return;
@@ -170,12 +181,16 @@ template <class T> DEVICE void observed_store(T* p, T v, Operation operation, co
     if (operation == Operation::store_release) deliver_preceding(machine.current);
     deliver_overlapping(p, sizeof v);
   }
+  if (operation == Operation::store_release) watch_release(p);
   memcpy(p, &v, sizeof v);
   ++machine.epoch;
 }
-template <class Change> DEVICE u32 observed_change(u32* p, Change change, Operation operation, const char* file, u32 line) {
+template <class Change>
+UNWATCHED OUT_OF_LINE DEVICE u32 observed_change(u32* p, Change change, Operation operation, const char* file,
+                                                 u32 line) {
   observe(operation, file, line);
   check_aligned(p, operation, file, line);
+  watch(p, sizeof *p, true, true, __builtin_return_address(0));
   deliver_overlapping(p, sizeof *p);
   u32 old = *p;
   *p = change(old);

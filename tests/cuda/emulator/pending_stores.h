@@ -10,16 +10,16 @@
 
 namespace emulator {
 
-inline bool precedes(const PendingStore& store, const Lane* lane) {
+UNWATCHED inline bool precedes(const PendingStore& store, const Lane* lane) {
   const Warp* warp = lane->warp;
   return store.block == warp->block->index && (store.thread == lane->thread || (store.met >> warp->index & 1));
 }
 
-inline bool overlap(const PendingStore& store, const void* p, size_t bytes) {
+UNWATCHED inline bool overlap(const PendingStore& store, const void* p, size_t bytes) {
   return (const char*)p < store.address + store.bytes && store.address < (const char*)p + bytes;
 }
 
-inline void deliver(uint32_t i) {
+UNWATCHED inline void deliver(uint32_t i) {
   PendingStore& store = machine.pending[i];
   memcpy(store.address, store.value, store.bytes);
   ++machine.epoch;
@@ -28,7 +28,7 @@ inline void deliver(uint32_t i) {
 }
 
 // One word at random, or the oldest of those to the same place.
-inline void deliver_any() {
+UNWATCHED inline void deliver_any() {
   uint32_t i = machine.random.below(machine.pending_count);
   const PendingStore& chosen = machine.pending[i];
   for (uint32_t older = 0; older < i; ++older)
@@ -39,21 +39,21 @@ inline void deliver_any() {
   deliver(i);
 }
 
-inline void deliver_all() {
+UNWATCHED inline void deliver_all() {
   while (machine.pending_count) deliver_any();
 }
 
-inline void deliver_sometimes() {
+UNWATCHED inline void deliver_sometimes() {
   while (machine.pending_count && machine.random.below(machine.mean_delay) == 0) deliver_any();
 }
 
-inline void deliver_overlapping(const void* p, size_t bytes) {
+UNWATCHED inline void deliver_overlapping(const void* p, size_t bytes) {
   for (uint32_t i = 0; i < machine.pending_count;)
     if (overlap(machine.pending[i], p, bytes)) deliver(i);
     else ++i;
 }
 
-inline void deliver_preceding(const Lane* lane) {
+UNWATCHED inline void deliver_preceding(const Lane* lane) {
   for (uint32_t i = 0; i < machine.pending_count;) {
     if (!precedes(machine.pending[i], lane)) {
       ++i;
@@ -66,7 +66,7 @@ inline void deliver_preceding(const Lane* lane) {
   }
 }
 
-inline void delay_store(Lane* lane, void* p, const void* value, uint32_t bytes) {
+UNWATCHED inline void delay_store(Lane* lane, void* p, const void* value, uint32_t bytes) {
   // A bad address must fault here, in the lane that made it.
   *(volatile uint32_t*)p = *(volatile uint32_t*)p;
   if (machine.pending_count == MAX_PENDING) deliver_any();
@@ -80,7 +80,7 @@ inline void delay_store(Lane* lane, void* p, const void* value, uint32_t bytes) 
 }
 
 // If a store of `lane`, or of a thread it has met, is still on its way to p, `lane` must see it: it arrives now.
-inline void see_own_stores(const Lane* lane, const void* p, void* value, uint32_t bytes) {
+UNWATCHED inline void see_own_stores(const Lane* lane, const void* p, void* value, uint32_t bytes) {
   for (uint32_t i = machine.pending_count; i-- > 0;) {
     const PendingStore& store = machine.pending[i];
     if (!precedes(store, lane) || !overlap(store, p, bytes)) continue;

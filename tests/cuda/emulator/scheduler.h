@@ -25,6 +25,9 @@
 
 #include "fibers.h"
 
+// The emulator's own accesses to memory are not the kernel's: the race detector must not see them.
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
 namespace emulator {
 
 constexpr uint32_t WARP = 32;
@@ -147,16 +150,21 @@ constexpr uint32_t MAX_PENDING = 128;
 
 struct Random {
   uint64_t state;
-  uint64_t next() {  // splitmix64
+  UNWATCHED uint64_t next() {  // splitmix64
     uint64_t z = (state += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
   }
-  uint32_t below(uint32_t bound) { return (uint32_t)(((next() >> 32) * bound) >> 32); }
+  UNWATCHED uint32_t below(uint32_t bound) { return (uint32_t)(((next() >> 32) * bound) >> 32); }
 };
 
 // Mirrored by the Python driver.
+struct Range {
+  const void* begin;
+  uint64_t bytes;
+};
+
 struct LaunchOptions {
   void (*entry)(const void* params);
   const void* params;
@@ -165,11 +173,13 @@ struct LaunchOptions {
   uint32_t blocks, threads, shared_bytes, resident;
   uint32_t relaxed;
   uint32_t shared_flush_start;
+  const Range* ranges;  // of the buffers that races are looked for in
+  uint32_t range_count;
 };
 
 struct LaunchReport {
   uint64_t collectives, switches_of_warps, failed_polls;
-  uint64_t fault_address, fault_instruction;
+  uint64_t fault_address, fault_instruction, other_instruction;
   uint32_t faulted, fault_is_write;
   char message[8000];
 };
@@ -203,9 +213,26 @@ struct Machine {
 
 static Machine machine;
 
+}  // namespace emulator
+
+extern "C" __attribute__((visibility("default"))) int emulator_launch(const emulator::LaunchOptions* options,
+                                                                     emulator::LaunchReport* report);
+
+namespace emulator {
+
+// races.h
+UNWATCHED inline void watch_meeting(const Block* block, uint32_t warps);
+UNWATCHED inline void watch_block_start(const Block* block);
+UNWATCHED inline bool start_watching();
+UNWATCHED inline void stop_watching();
+
+// pending_stores.h
+UNWATCHED inline void deliver_sometimes();
+UNWATCHED inline void deliver_all();
+
 // ---- errors
 
-[[noreturn]] inline void leave() {
+[[noreturn]] UNWATCHED inline void leave() {
   machine.failed = true;
   Context abandoned;
   machine.running_fiber = false;
@@ -213,8 +240,8 @@ static Machine machine;
   __builtin_unreachable();
 }
 
-inline void append(const char* format, ...) __attribute__((format(printf, 1, 2)));
-inline void append(const char* format, ...) {
+UNWATCHED inline void append(const char* format, ...) __attribute__((format(printf, 1, 2)));
+UNWATCHED inline void append(const char* format, ...) {
   char* text = machine.report->message;
   size_t used = strlen(text), room = sizeof machine.report->message - used;
   va_list arguments;
@@ -223,43 +250,50 @@ inline void append(const char* format, ...) {
   va_end(arguments);
 }
 
-inline void append_who(const Lane* lane) {
+UNWATCHED inline void append_who(const Lane* lane) {
   append("block %u, warp %u, lane %u", lane->warp->block->index, lane->warp->index, lane->thread % WARP);
 }
 
-inline void append_site(const Site& site) {
+UNWATCHED inline void append_site(const Site& site) {
   append("%s (%s:%u)", name_of(site.operation), base_name(site.file), site.line);
 }
 
+// While one of these lives, the launch is not ended from outside: the C library may hold its locks.
+struct Uninterrupted {
+  bool was;
+  UNWATCHED Uninterrupted() : was(machine.running_fiber) { machine.running_fiber = false; }
+  UNWATCHED ~Uninterrupted() { machine.running_fiber = was; }
+};
+
 // ---- scheduling
 
-inline void switch_lane(Lane* from, Lane* to) {
+UNWATCHED inline void switch_lane(Lane* from, Lane* to) {
   machine.current = to;
   switch_context(&from->context, &to->context);
 }
 
-inline void add_runnable(Warp* warp) {
+UNWATCHED inline void add_runnable(Warp* warp) {
   warp->runnable_slot = machine.runnable_count;
   machine.runnable[machine.runnable_count++] = warp;
 }
 
-inline void remove_runnable(Warp* warp) {
+UNWATCHED inline void remove_runnable(Warp* warp) {
   Warp* last = machine.runnable[--machine.runnable_count];
   machine.runnable[warp->runnable_slot] = last;
   last->runnable_slot = warp->runnable_slot;
 }
 
 // Back to the scheduler; returns when the warp is drawn again.
-__attribute__((noinline)) inline void yield_warp() {
+UNWATCHED __attribute__((noinline)) inline void yield_warp() {
   Lane* me = machine.current;
   me->warp->resume = me;
   machine.running_fiber = false;
   switch_context(&me->context, &machine.main);
 }
 
-inline void draw_burst() { machine.countdown = 1 + machine.random.below(2 * machine.mean_burst); }
+UNWATCHED inline void draw_burst() { machine.countdown = 1 + machine.random.below(2 * machine.mean_burst); }
 
-inline void preempt_sometimes(uint32_t weight) {
+UNWATCHED inline void preempt_sometimes(uint32_t weight) {
   machine.countdown -= weight;
   if (__builtin_expect(machine.countdown <= 0, 0)) {
     draw_burst();
@@ -267,7 +301,7 @@ inline void preempt_sometimes(uint32_t weight) {
   }
 }
 
-[[noreturn]] __attribute__((noinline)) inline void fail_diverged(Lane* me, const Site& site, uint64_t argument) {
+[[noreturn]] UNWATCHED __attribute__((noinline)) inline void fail_diverged(Lane* me, const Site& site, uint64_t argument) {
   Warp* warp = me->warp;
   append("divergence in a collective: ");
   append_who(me);
@@ -286,7 +320,7 @@ inline void preempt_sometimes(uint32_t weight) {
 }
 
 // All lanes of the calling lane's warp meet here. Returns true in the lane that arrived last.
-inline bool rendezvous(Lane* me, Site site, uint64_t argument) {
+UNWATCHED inline bool rendezvous(Lane* me, Site site, uint64_t argument) {
   Warp* warp = me->warp;
   if (warp->arrived == 0) {
     warp->gathering = site;
@@ -307,17 +341,18 @@ inline bool rendezvous(Lane* me, Site site, uint64_t argument) {
 }
 
 // The buffer of the collective that the calling lane is about to enter; valid until its next collective.
-inline Exchange* exchange_of(Lane* me) { return &me->warp->exchange[me->warp->phase & 1]; }
+UNWATCHED inline Exchange* exchange_of(Lane* me) { return &me->warp->exchange[me->warp->phase & 1]; }
 
 // All threads of `warps` (a mask) of a block have met at a barrier.
-inline void note_meeting(const Block* block, uint32_t warps) {
+UNWATCHED inline void note_meeting(const Block* block, uint32_t warps) {
+  watch_meeting(block, warps);
   for (uint32_t i = 0; i < machine.pending_count; ++i) {
     PendingStore& store = machine.pending[i];
     if (store.block == block->index && ((store.met | 1u << store.thread / WARP) & warps)) store.met |= warps;
   }
 }
 
-inline void release_barrier(Block* block, Barrier* barrier) {
+UNWATCHED inline void release_barrier(Block* block, Barrier* barrier) {
   note_meeting(block, barrier->warps);
   for (uint32_t i = 0; i < block->warps; ++i) {
     Warp* other = block->warp[i];
@@ -330,14 +365,14 @@ inline void release_barrier(Block* block, Barrier* barrier) {
   barrier->threads = 0;
 }
 
-inline bool barrier_is_full(const Block* block, uint32_t id) {
+UNWATCHED inline bool barrier_is_full(const Block* block, uint32_t id) {
   const Barrier& barrier = block->barriers[id];
   if (id == 0) return barrier.warps && barrier.warps == block->alive;
   return (uint32_t)__builtin_popcount(barrier.warps) * WARP == barrier.threads;
 }
 
 // Called by the last lane of a warp to arrive.
-inline void wait_at_barrier(Lane* me, uint32_t id, uint32_t threads) {
+UNWATCHED inline void wait_at_barrier(Lane* me, uint32_t id, uint32_t threads) {
   Warp* warp = me->warp;
   Block* block = warp->block;
   Barrier* barrier = &block->barriers[id];
@@ -358,7 +393,7 @@ inline void wait_at_barrier(Lane* me, uint32_t id, uint32_t threads) {
   yield_warp();
 }
 
-inline void block_rendezvous(Site site, uint32_t id, uint32_t threads) {
+UNWATCHED inline void block_rendezvous(Site site, uint32_t id, uint32_t threads) {
   Lane* me = machine.current;
   Block* block = me->warp->block;
   if (site.operation == Operation::group_barrier &&
@@ -374,24 +409,24 @@ inline void block_rendezvous(Site site, uint32_t id, uint32_t threads) {
   if (rendezvous(me, site, (uint64_t)id << 32 | threads)) wait_at_barrier(me, id, threads);
 }
 
-inline void warp_meeting(Lane* me, const char* file, uint32_t line) {
+UNWATCHED inline void warp_meeting(Lane* me, const char* file, uint32_t line) {
   if (rendezvous(me, Site{Operation::warp_barrier, line, file}, 0)) {
     note_meeting(me->warp->block, 1u << me->warp->index);
     preempt_sometimes(1);
   }
 }
 
-inline void collective(Lane* me, Operation operation, const char* file, uint32_t line) {
+UNWATCHED inline void collective(Lane* me, Operation operation, const char* file, uint32_t line) {
   if (rendezvous(me, Site{operation, line, file}, 0)) preempt_sometimes(1);
 }
 
 // A primitive that other blocks can observe is about to act.
-inline void observe(Operation operation, const char* file, uint32_t line) {
+UNWATCHED inline void observe(Operation operation, const char* file, uint32_t line) {
   machine.current->warp->observed = Site{operation, line, file};
   preempt_sometimes(1 + (machine.mean_burst >> 3));
 }
 
-inline void poll_failed(const char* file, uint32_t line) {
+UNWATCHED inline void poll_failed(const char* file, uint32_t line) {
   Warp* warp = machine.current->warp;
   warp->observed = Site{Operation::wait_a_little, line, file};
   ++machine.report->failed_polls;
@@ -411,7 +446,7 @@ inline void poll_failed(const char* file, uint32_t line) {
 
 // ---- lanes, warps, blocks
 
-inline void lane_main() {
+UNWATCHED inline void lane_main() {
   machine.options.entry(machine.options.params);
   Lane* me = machine.current;
   Warp* warp = me->warp;
@@ -435,7 +470,7 @@ inline void lane_main() {
   __builtin_unreachable();
 }
 
-inline Warp* new_warp() {
+UNWATCHED inline Warp* new_warp() {
   // Stacks of a power of two would put the same frame of all lanes into the same cache set: they are staggered when
   // a fiber is prepared.
   size_t stride = STACK_BYTES + PAGE;
@@ -449,9 +484,9 @@ inline Warp* new_warp() {
   return warp;
 }
 
-inline char* stack_of(Warp* warp, uint32_t lane) { return warp->stacks + lane * (STACK_BYTES + PAGE) + PAGE; }
+UNWATCHED inline char* stack_of(Warp* warp, uint32_t lane) { return warp->stacks + lane * (STACK_BYTES + PAGE) + PAGE; }
 
-inline void start_block(Block* block, uint32_t index) {
+UNWATCHED inline void start_block(Block* block, uint32_t index) {
   const LaunchOptions& options = machine.options;
   block->index = index;
   block->live = true;
@@ -460,6 +495,7 @@ inline void start_block(Block* block, uint32_t index) {
   block->lazy = machine.random.below(4) == 0;
   memset(block->barriers, 0, sizeof block->barriers);
   memset(block->mapping + SHARED_GUARD_BYTES, 0xff, machine.shared_mapping_bytes - 2 * SHARED_GUARD_BYTES);
+  watch_block_start(block);
   for (uint32_t w = 0; w < block->warps; ++w) {
     Warp* warp = block->warp[w];
     warp->block = block;
@@ -489,7 +525,7 @@ inline void start_block(Block* block, uint32_t index) {
   ++machine.epoch;
 }
 
-inline bool shared_gaps_intact(const Block* block) {
+UNWATCHED inline bool shared_gaps_intact(const Block* block) {
   const char* begin = block->mapping + SHARED_GUARD_BYTES;
   const char* end = block->mapping + machine.shared_mapping_bytes - SHARED_GUARD_BYTES;
   for (const char* p = begin; p < end; ++p)
@@ -497,7 +533,7 @@ inline bool shared_gaps_intact(const Block* block) {
   return true;
 }
 
-inline void describe_waiting() {
+UNWATCHED inline void describe_waiting() {
   uint32_t lines = 0;
   for (uint32_t s = 0; s < machine.slot_count; ++s) {
     Block* block = &machine.slots[s];
@@ -527,17 +563,14 @@ inline void describe_waiting() {
   }
 }
 
-inline Warp* draw_warp() {
+UNWATCHED inline Warp* draw_warp() {
   Warp* warp = machine.runnable[machine.random.below(machine.runnable_count)];
   for (int tries = 0; tries < 2 && warp->block->lazy && machine.random.below(16); ++tries)
     warp = machine.runnable[machine.random.below(machine.runnable_count)];
   return warp;
 }
 
-inline void deliver_sometimes();
-inline void deliver_all();
-
-inline void run_grid() {
+UNWATCHED inline void run_grid() {
   const LaunchOptions& options = machine.options;
   uint32_t started = 0, finished = 0, live = 0;
   while (finished < options.blocks) {
@@ -593,7 +626,7 @@ inline void run_grid() {
 
 // ---- signals
 
-inline void append_fault(const char* what, uintptr_t address) {
+UNWATCHED inline void append_fault(const char* what, uintptr_t address) {
   append("%s: ", what);
   append_who(machine.current);
   for (uint32_t s = 0; s < machine.slot_count; ++s) {
@@ -612,21 +645,21 @@ inline void append_fault(const char* what, uintptr_t address) {
 
 constexpr int SIGNALS = 4;
 
-inline int timer_signal() { return SIGRTMIN + 4; }
+UNWATCHED inline int timer_signal() { return SIGRTMIN + 4; }
 
-inline int handled_signal(int i) {
+UNWATCHED inline int handled_signal(int i) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGILL};
   return i < 3 ? faults[i] : timer_signal();
 }
 
-inline struct sigaction* previous_action(int signal_number) {
+UNWATCHED inline struct sigaction* previous_action(int signal_number) {
   static struct sigaction actions[SIGNALS];
   int i = 0;
   while (handled_signal(i) != signal_number) ++i;
   return &actions[i];
 }
 
-inline void on_signal(int signal_number, siginfo_t* info, void* raw) {
+UNWATCHED inline void on_signal(int signal_number, siginfo_t* info, void* raw) {
   if (signal_number == timer_signal()) {
     machine.out_of_time = 1;
     if (!machine.running_fiber) return;  // the scheduler looks at the flag
@@ -687,6 +720,7 @@ struct SignalGuard {
       itimerspec when = {};
       when.it_value.tv_sec = (time_t)cpu_seconds;
       when.it_value.tv_nsec = (long)((cpu_seconds - (double)(time_t)cpu_seconds) * 1e9) + 1;
+      when.it_interval.tv_nsec = 50'000'000;  // again, if it came at a bad moment
       timer_settime(timer, 0, &when, nullptr);
     }
     return true;
@@ -704,7 +738,7 @@ struct SignalGuard {
 
 // ---- launch
 
-inline bool reserve() {
+UNWATCHED inline bool reserve() {
   const LaunchOptions& options = machine.options;
   uint32_t warps_per_block = options.threads / WARP;
   machine.slot_count = options.resident < options.blocks ? options.resident : options.blocks;
@@ -742,7 +776,7 @@ inline bool reserve() {
   return true;
 }
 
-inline void release() {
+UNWATCHED inline void release() {
   if (!machine.slots) return;
   for (uint32_t s = 0; s < machine.slot_count; ++s)
     if (machine.slots[s].mapping) munmap(machine.slots[s].mapping, machine.shared_mapping_bytes);
@@ -750,7 +784,7 @@ inline void release() {
   machine.slots = nullptr;
 }
 
-inline int launch(const LaunchOptions* options, LaunchReport* report) {
+UNWATCHED inline int launch(const LaunchOptions* options, LaunchReport* report) {
   memset(report, 0, sizeof *report);
   machine.options = *options;
   machine.report = report;
@@ -775,7 +809,9 @@ inline int launch(const LaunchOptions* options, LaunchReport* report) {
     append("the signal handlers could not be installed");
     machine.failed = true;
   } else {
-    run_grid();
+    if (start_watching()) run_grid();
+    else machine.failed = true;
+    stop_watching();
     signals.remove();
   }
   release();
@@ -784,7 +820,6 @@ inline int launch(const LaunchOptions* options, LaunchReport* report) {
 
 }  // namespace emulator
 
-extern "C" __attribute__((visibility("default"))) int emulator_launch(const emulator::LaunchOptions* options,
-                                                                     emulator::LaunchReport* report) {
+extern "C" int emulator_launch(const emulator::LaunchOptions* options, emulator::LaunchReport* report) {
   return emulator::launch(options, report);
 }
