@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from .emulator import EmulatedModule, EmulationError, GuardedBuffer, LaunchStatistics, build
+from tests.cuda.emulator import EmulatedModule, EmulationError, GuardedBuffer, LaunchStatistics, build
 
 HERE = Path(__file__).resolve().parent
 TOYS = HERE / "toys.cu"
