@@ -161,6 +161,11 @@ def build(
         *flags,
     ]
     macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    return _built(text, tuple(options), tuple(macros))
+
+
+@functools.cache
+def _built(text: str, options: tuple[str, ...], macros: tuple[str, ...]) -> EmulatedModule:
     unit = _run_compiler([*options, *macros, f"-I{_HERE}", "-x", "c++", "-E", "-"], text)
     kernels = list(dict.fromkeys(_KERNEL.findall(unit)))
     unit += '\n# 1 "entries"\n'
