@@ -1,0 +1,110 @@
+"""Kernel sources to binaries: NVRTC through cuda.core, with a cache on disk.
+
+A binary is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
+own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from .config import Kernel
+
+_KERNELS = Path(__file__).parent / "kernels"
+_CHECKSUM_BYTES = 32
+
+
+@functools.cache
+def source_text(name: str) -> str:
+    """A kernel source with its includes in place, so that the compiler needs no header."""
+    text = (_KERNELS / name).read_text(encoding="utf-8")
+    return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
+
+
+def cache_folder() -> Path:
+    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("SOFTDTW_CUDA_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "softdtw_cuda"
+
+
+def compiler_version() -> str:
+    """Version of the NVRTC library that would be used."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+def cache_key(kernel: Kernel, architecture: str, compiler: str) -> str:
+    """Names a binary by everything that it depends on."""
+    parts = [source_text(f"{kernel.source}.cu"), repr(sorted(kernel.defines().items())), architecture, compiler]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def read_cached(path: Path) -> bytes | None:
+    """The binary at `path`, or None if there is none or it is not what was written."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    checksum, binary = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    return binary if binary and hashlib.sha256(binary).digest() == checksum else None
+
+
+def write_cached(path: Path, binary: bytes) -> None:
+    """Stores a binary so that a reader sees all of it or nothing; failing to is no error."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(binary).digest() + binary)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+
+
+def compile_source(kernel: Kernel, architecture: str, log: list[str] | None = None) -> bytes:
+    """Compiles one kernel for an architecture such as ``"sm_90"``; needs no GPU.
+
+    Args:
+        kernel: which source, and its constants.
+        architecture: real architecture to make a binary for.
+        log: receives the assembler's report on registers and spills, if given.
+    """
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        arch=architecture,
+        std="c++17",
+        define_macro=[(name, str(value)) for name, value in kernel.defines().items()],
+        ptxas_options=["-v"] if log is not None else None,
+    )
+    program = Program(source_text(f"{kernel.source}.cu"), "c++", options)
+    if log is None:
+        return bytes(program.compile("cubin").code)
+    import io
+
+    text = io.StringIO()
+    binary = bytes(program.compile("cubin", logs=text).code)
+    log.append(text.getvalue())
+    return binary
+
+
+def binary_of(kernel: Kernel, architecture: str) -> bytes:
+    """The compiled kernel, from the cache if it is there."""
+    path = cache_folder() / f"{cache_key(kernel, architecture, compiler_version())}.cubin"
+    binary = read_cached(path)
+    if binary is None:
+        binary = compile_source(kernel, architecture)
+        write_cached(path, binary)
+    return binary

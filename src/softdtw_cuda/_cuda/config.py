@@ -1,0 +1,371 @@
+"""Launch choices as pure functions of shape, dtype and device: nothing here needs a GPU.
+
+A *plan* names the kernels of a call and their build-time constants; a *layout* says where in one buffer of bytes each
+array lies. `state` is what the forward hands to the backward:
+
+    [tickets | health | ready | hand-off rows]   filled with ones before a launch
+    [pair 0: lane states, bottom rows | pair 1: ... ]
+
+Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those with wide
+arithmetic and is over at once when there are none, so nothing waits for the host. Wide states of a redone pair live in
+that pair's own part of the state.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+INPUT_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+
+COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
+"""The kernels' MODE: a given cost matrix, direct differences, D = 1, tensor cores."""
+
+DIRECT_UP_TO = 16
+"""Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
+matrix product on tensor cores costs less than the differences would."""
+
+FEATURES_AT_A_TIME = 64
+TILE = 32
+ROW_WORD = 16
+"""Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
+
+WIDE_ROWS_PER_LANE = 2
+WIDE_CHECKPOINT = 256
+WIDE_SUBWALK = 16
+"""Wide states take twice the bytes of narrow ones, so they are kept a quarter as often; see `pair_bytes`."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What launch choices depend on."""
+
+    shared_bytes: int = 232448
+    """Largest shared memory of a block."""
+    capability: tuple[int, int] = (9, 0)
+    processors: int = 132
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled source with its constants."""
+
+    source: str
+    mode: int
+    input_code: int
+    wide: bool
+    banded: bool
+    lane_rows: int
+    checkpoint: int
+    handoff: int
+    subwalk: int = 0
+    dims: int = 1
+    sliced: bool = False
+    forward_blocks: int = 1
+
+    @property
+    def strip_rows(self) -> int:
+        return 32 * self.lane_rows
+
+    @property
+    def forward_name(self) -> str:
+        return f"{self.source}_forward"
+
+    @property
+    def backward_name(self) -> str:
+        return f"{self.source}_backward"
+
+    @property
+    def forward_threads(self) -> int:
+        return 32 if self.source == "inline" else 160
+
+    @property
+    def backward_threads(self) -> int:
+        return 32 if self.source == "inline" else 352
+
+    @property
+    def forward_shared(self) -> int:
+        return _forward_shared(self)
+
+    @property
+    def backward_shared(self) -> int:
+        return _backward_shared(self)
+
+    @property
+    def word_bytes(self) -> int:
+        """A scaled number: fraction and exponent."""
+        return 16 if self.wide else 8
+
+    def defines(self) -> dict[str, int]:
+        """Macros that the sources expect."""
+        macros = {
+            "MODE": self.mode,
+            "INPUT": self.input_code,
+            "WIDE": int(self.wide),
+            "BANDED": int(self.banded),
+            "LANE_ROWS": self.lane_rows,
+            "CHECKPOINT": self.checkpoint,
+            "HANDOFF": self.handoff,
+            "FORWARD_SHARED": self.forward_shared,
+            "BACKWARD_SHARED": self.backward_shared,
+        }
+        if self.source == "inline":
+            macros["SUBWALK"] = self.subwalk
+        else:
+            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FORWARD_BLOCKS": self.forward_blocks}
+        return macros
+
+    def strips(self, n: int) -> int:
+        """Strips of a series of n rows."""
+        return (n + self.strip_rows - 1) // self.strip_rows
+
+    def checkpoints(self, m: int, bandwidth: int) -> int:
+        """Checkpoints of a strip, whose steps run from its first column to its last plus its rows."""
+        every = (m + self.strip_rows - 2) // self.checkpoint + 1
+        if bandwidth < 0:
+            return every
+        return torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 2)
+
+    def bound_columns(self, m: int, bandwidth: int) -> int:
+        """Columns of a strip's bottom row."""
+        return m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
+
+    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Lane states of one pair: two anti-diagonals per checkpoint of each strip."""
+        return self.strips(n) * self.checkpoints(m, bandwidth) * 2 * self.strip_rows * self.word_bytes
+
+    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Everything saved of one pair: states, then the bottom row of each strip, 16-byte aligned."""
+        bounds = self.strips(n) * self.bound_columns(m, bandwidth) * self.word_bytes
+        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+
+
+def _aligned(size: int) -> int:
+    return (size + 15) // 16 * 16
+
+
+def _cost_making_shared(k: Kernel) -> int:
+    planes = 3 if k.input_code == 0 else 1
+    if k.mode == TENSOR:
+        size = _aligned(planes * 32 * (k.dims + 8) * 2) + 32 * 4 + k.strip_rows * 4 + k.dims * 4
+        return _aligned(size + (32 * 8 if k.sliced else 0))
+    return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 4)
+
+
+def _forward_shared(k: Kernel) -> int:
+    state = 2 * (8 if k.wide else 4)
+    if k.source == "inline":
+        return _aligned(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0))
+    stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
+    ring = (k.lane_rows + 2) * 32 * stride * 4
+    return ring + _cost_making_shared(k) + 64 * state + 16
+
+
+def _backward_shared(k: Kernel) -> int:
+    real = 8 if k.wide else 4
+    if k.source == "inline":
+        flow = 3 * real
+        size = 3 * k.subwalk * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 16
+        if k.checkpoint > k.subwalk:
+            size += k.checkpoint // k.subwalk * 2 * k.strip_rows * 2 * real
+        if k.mode == UNIVARIATE:
+            size += (k.strip_rows + k.checkpoint) * 4
+        return _aligned(size)
+    stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
+    chunks = k.checkpoint // 32
+    size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
+    size += (chunks + 1) * 32 * 3 * k.strip_rows * 4
+    size += _cost_making_shared(k)
+    planes = 3 if k.input_code == 0 else 1
+    if k.mode == TENSOR:
+        size += _aligned(planes * (k.strip_rows + 32) * (k.dims + 8) * 2) + k.dims * 4 + k.strip_rows * 4
+    elif k.mode == DIRECT:
+        size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
+    else:
+        size += k.strip_rows * 4 + 16
+    return _aligned(size + 32 * 8 + 64 * 12 + 32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernels of a call: `main`, and `redo` for the samples that main flags (None when main is wide)."""
+
+    main: Kernel
+    redo: Kernel | None
+
+    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Bytes of state per pair: enough for either kernel, and for the hand-off rows of a second walk."""
+        size = self.main.pair_bytes(n, m, bandwidth)
+        if self.redo is None:
+            return size
+        size = torch.sym_max(size, self.redo.pair_bytes(n, m, bandwidth))
+        return torch.sym_max(size, 2 * m * ROW_WORD) if self.redo.strips(n) > 1 else size
+
+
+def _wide_kernel(mode: int, input_code: int) -> Kernel:
+    return Kernel(
+        source="inline",
+        mode=mode,
+        input_code=input_code,
+        wide=True,
+        banded=True,
+        lane_rows=WIDE_ROWS_PER_LANE,
+        checkpoint=WIDE_CHECKPOINT,
+        subwalk=WIDE_SUBWALK,
+        handoff=32,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def choose(mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, device: Device) -> Plan:
+    """The plan for feature count d.
+
+    Args:
+        mode_is_cost: a cost matrix is given; d does not matter.
+        d: number of features.
+        dtype: of the inputs.
+        banded: there is a Sakoe-Chiba band.
+        short: no series of x is longer than 32, so half a strip would be idle.
+        device: what the kernels will run on.
+    """
+    code = INPUT_CODES[dtype]
+    wide = _wide_kernel(COST if mode_is_cost else DIRECT, code)
+    if dtype == torch.float64 or (device.capability < (8, 0) and not mode_is_cost and d > DIRECT_UP_TO):
+        return Plan(wide, None)
+    # Two rows per lane share a shuffle and a poll; they need the shared memory of a data-centre card.
+    roomy = device.shared_bytes >= 227 * 1024
+    rows = 2 if roomy and not short else 1
+    if not mode_is_cost and d == 1:
+        kernel = Kernel(
+            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=64, subwalk=64, handoff=32
+        )
+        return Plan(kernel, wide)
+    checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32
+    if mode_is_cost:
+        mode, dims, sliced = COST, 1, False
+    elif d <= DIRECT_UP_TO:
+        mode, dims, sliced = DIRECT, 4 if d <= 4 else 8 if d <= 8 else 16, False
+    else:
+        mode, dims, sliced = TENSOR, 32 if d <= 32 else FEATURES_AT_A_TIME, d > FEATURES_AT_A_TIME
+    blocks = 3 if rows == 2 else 4
+    kernel = Kernel(
+        "tiled",
+        mode,
+        code,
+        False,
+        banded or mode == COST,
+        rows,
+        checkpoint=checkpoint,
+        handoff=32,
+        dims=dims,
+        sliced=sliced,
+        forward_blocks=blocks,
+    )
+    return Plan(kernel, wide)
+
+
+@functools.cache
+def weakest_device() -> Device:
+    """Properties that hold for every visible GPU, so that a plan never depends on which one runs it."""
+    if not torch.cuda.is_available():
+        return Device()
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return Device(
+        shared_bytes=min(p.shared_memory_per_block_optin for p in devices),
+        capability=min((p.major, p.minor) for p in devices),
+        processors=min(p.multi_processor_count for p in devices),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Byte offsets in the buffer of one call. `filled` bytes at the front start as ones.
+
+    A pair of several strips has two hand-off rows in `rows`; wide words take two more in `more_rows`.
+    """
+
+    health: int
+    ready: int
+    turns: int
+    rows: int
+    row_bytes: int
+    more_rows: int
+    more_row_bytes: int
+    filled: int
+    pairs: int
+    pair_bytes: int
+    total: int
+
+
+def _several_strips(plan: Plan, n: int) -> bool:
+    return bool(plan.main.strips(n) > 1 or (plan.redo is not None and plan.redo.strips(n) > 1))
+
+
+def forward_layout(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
+    """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair.
+
+    A second walk clears and reuses the rows of the first. Its further rows lie over the pair's own state, which it
+    does not need, or behind the rows when nothing is saved.
+    """
+    health = 16
+    ready = health + (batch + 1) * 4
+    rows = (ready + batch * 4 + 15) // 16 * 16
+    row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
+    more_rows = rows + batch * row_bytes
+    filled = more_rows + (batch * row_bytes if plan.redo is None else 0)
+    pairs = (filled + 127) // 128 * 128
+    if save:
+        pair_bytes = plan.pair_bytes(n, m, bandwidth)
+        total = pairs + batch * pair_bytes
+    else:
+        pair_bytes, total = 0, pairs + (batch * row_bytes if plan.redo is not None else 0)
+    more_row_bytes = row_bytes
+    if plan.redo is not None:
+        more_rows = pairs
+        if save:
+            more_row_bytes = pair_bytes
+    return Layout(
+        health, ready, 0, rows, row_bytes, more_rows, more_row_bytes, filled, pairs, pair_bytes, total
+    )
+
+
+def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
+    """Layout of the backward's scratch: tickets, turns and hand-off rows.
+
+    A second walk reuses the rows, and takes its further rows where the forward had its own.
+    """
+    ready = 16
+    turns = ready + 2 * batch * 4
+    tiles = (m + TILE - 1) // TILE
+    rows = (turns + batch * tiles * 4 + 15) // 16 * 16
+    row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
+    more_rows = rows + batch * row_bytes
+    filled = more_rows + (batch * row_bytes if plan.redo is None else 0)
+    return Layout(16, ready, turns, rows, row_bytes, more_rows, row_bytes, filled, 0, 0, filled)
+
+
+def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int) -> Plan:
+    """The plan for series of up to n rows and d features; bandwidth -1 means no band."""
+    return choose(False, d, dtype, bandwidth >= 0, _is_short(n), weakest_device())
+
+
+def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:
+    """The plan for a cost matrix of n rows."""
+    return choose(True, 1, dtype, bandwidth >= 0, _is_short(n), weakest_device())
+
+
+def _is_short(n: Any) -> bool:
+    return bool(n <= 32)
+
+
+def fused_state_bytes(batch: int, n: int, m: int, d: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Size of the state that `fused_forward` saves."""
+    return forward_layout(fused_plan(n, d, dtype, bandwidth), batch, n, m, bandwidth, True).total
+
+
+def cost_state_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Size of the state that `cost_forward` saves."""
+    return forward_layout(cost_plan(n, dtype, bandwidth), batch, n, m, bandwidth, True).total

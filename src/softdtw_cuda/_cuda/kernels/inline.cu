@@ -1,0 +1,506 @@
+// Soft-DTW with the cost of a cell computed at the step that needs it: one warp per strip, nothing but the recurrence.
+// Used for univariate series, where the cost is three instructions, and for the wide arithmetic, where it is rare
+// enough that reading x and y straight from memory is fine. tiled.cu is the other pair of kernels.
+//
+//   (5, 6)  Z_ij = w_ij (Z_{i-1,j-1} + Z_{i-1,j} + Z_{i,j-1}),   Z = f 2^-n,   Z_00 = 1, no path from any other border
+//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
+//
+// A strip is STRIP_ROWS rows of one pair; lane t has rows t * LANE_ROWS and on. At step s row r of the strip is at
+// column s - r, so a step is one anti-diagonal: "up" is the row above one step ago, "diagonal" is the row above two
+// steps ago, "left" is the row itself one step ago. All cells of a step are independent of each other, and every one
+// depends only on the two steps before: the order is legal. Rows of other strips come through the hand-off row.
+// Cells left of column 0 stay "no path" by themselves; cells right of the last column and below the last row are
+// computed from whatever is there and never reach a real cell, since paths only go right and down.
+//
+// The forward saves the lanes' state every CHECKPOINT steps and each strip's bottom row. The backward walks the
+// checkpoints in reverse; from each it recomputes the states every SUBWALK steps, then, last subwalk first, recomputes
+// the shares (7) of SUBWALK steps into shared memory and sweeps (8) through them in reverse.
+//
+//   MODE 0  cost matrix (B, N, M)      MODE 1  squared Euclidean, any D      MODE 2  the same for D = 1 (narrow only)
+#include "primitives.cuh"
+#include "recurrence.cuh"
+#include "walker.cuh"
+
+#define SUBWALKS (CHECKPOINT / SUBWALK)
+#if WIDE
+#define UNROLL_STEPS UNROLL_BY(1)  // rarely run: smaller code, quicker to compile
+#else
+#define UNROLL_STEPS UNROLL
+#endif
+
+// ---- costs
+#if MODE == 2
+// The lane's own x and the y of its column, which moves down one row per step.
+struct Costs {
+  float x[LANE_ROWS], y[LANE_ROWS];
+  float scale;
+  i32 offset;  // row - column of the lane's first row at step 0 is `offset`
+};
+DEVICE Costs open_costs(const Params& p, const Strip& s) {
+  Costs c;
+  c.scale = (float)p.scale;
+  const element* x = (const element*)p.x + s.pair * p.x_stride;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    i32 row = s.first_row + (i32)lane_index() * LANE_ROWS + q;
+    c.x[q] = row < s.n ? to_float(x[row]) : 0.0f;
+    c.y[q] = 0.0f;
+  }
+  c.offset = s.first_row;
+  return c;
+}
+// y_at points at the y of column 0 in a window that reaches back STRIP_ROWS columns from the step.
+DEVICE void seek_costs(Costs& c, const float* y_at, i32 step) {
+  UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) c.y[q] = y_at[step - 1 - (i32)lane_index() * LANE_ROWS - q];
+}
+DEVICE void step_costs(real (&cost)[LANE_ROWS], Costs& c, const float* y_at, const Strip& s, i32 step) {
+  UNROLL for (int q = LANE_ROWS - 1; q > 0; q--) c.y[q] = c.y[q - 1];
+  c.y[0] = y_at[step - (i32)lane_index() * LANE_ROWS];
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    float difference = c.x[q] - c.y[q];
+    cost[q] = (difference * c.scale) * difference;
+#if BANDED
+    i32 row = (i32)lane_index() * LANE_ROWS + q;
+    i32 offset = step - row - row - s.first_row + s.bandwidth;  // column - row + bandwidth
+    cost[q] = (u32)offset <= 2u * (u32)s.bandwidth ? cost[q] : 2.0f * FORBIDDEN_FROM;
+#endif
+  }
+}
+#else
+struct Costs {
+  const element* x;
+  const element* y;
+};
+DEVICE Costs open_costs(const Params& p, const Strip& s) {
+  return Costs{(const element*)p.x + s.pair * p.x_stride, (const element*)p.y + s.pair * p.y_stride};
+}
+DEVICE real scaled_cost(const Params& p, const Costs& c, const Strip& s, i32 row, i32 column) {
+  if (row >= s.n || !in_band(s, row, column)) return (real)2 * FORBIDDEN_FROM;
+#if MODE == 0
+  return (real)to_float(c.x[(i64)row * p.m + column]) * p.scale;
+#else
+  const element* x = c.x + (i64)row * p.d;
+  const element* y = c.y + (i64)column * p.d;
+  real sum = 0;
+  for (i32 k = 0; k < p.d; k++) {
+    real difference = (real)to_float(x[k]) - (real)to_float(y[k]);
+    sum += difference * difference;
+  }
+  return sum * p.scale;
+#endif
+}
+DEVICE void step_costs(real (&cost)[LANE_ROWS], const Costs& c, const Params& p, const Strip& s, i32 step) {
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    i32 row = (i32)lane_index() * LANE_ROWS + q;
+    cost[q] = scaled_cost(p, c, s, s.first_row + row, step - row);
+  }
+}
+#endif
+
+#if MODE == 2
+#define STEP_COSTS(cost, step) step_costs(cost, costs, y_at, s, step)
+#else
+#define STEP_COSTS(cost, step) step_costs(cost, costs, p, s, step)
+#endif
+
+// ---- forward
+struct alignas(16) ForwardShared {
+  StoredState top[32], bottom[32];
+#if MODE == 2
+  float y[STRIP_ROWS + 32];  // the columns that a chunk can touch
+#endif
+};
+
+#if MODE == 2
+// The rounding trick needs s < 2^21: with |x - r|, |y - r| < 724 / sqrt(scale) for a common r that holds.
+DEVICE bool out_of_range(float v, float reference, float scale) {
+  float difference = v - reference;
+  return !(difference * difference * scale < 524288.0f);
+}
+#endif
+
+DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared) {
+  const i32 lane = (i32)lane_index();
+  const u32 owner_in = (u32)(s.index - 1), owner_out = (u32)s.index;
+  const HandoffRow row_in = handoff_row(p, s.pair, s.index - 1), row_out = handoff_row(p, s.pair, s.index);
+  StoredState* bound = saved_bound(p, s, s.index);
+  Costs costs = open_costs(p, s);
+  Walker w = fresh_walker();
+  if (s.index == 0 && lane == 0) w.above = one();
+  const i32 end = s.is_last ? final_step(s) : -1;
+  Scaled result = no_path();
+#if MODE == 2
+  const element* y = (const element*)p.y + s.pair * p.y_stride;
+  const float reference = to_float(((const element*)p.x)[s.pair * p.x_stride]);
+  bool bad = false;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++)
+    bad |= s.first_row + lane * LANE_ROWS + q < s.n && out_of_range(costs.x[q], reference, costs.scale);
+  for (i32 i = lane; i < STRIP_ROWS + 32; i += 32) shared.y[i] = 0.0f;
+#endif
+  const i32 start = s.first_column / CHECKPOINT * CHECKPOINT;
+  // The row above is asked for one part ahead; only if it was not there yet is it polled.
+  RowWord ahead{};
+  bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, start + lane);
+  if (wanted) ahead = load_word(row_in, start + lane);
+  for (i32 base = start; base <= last_step(s); base += 32) {
+    if (p.save && base % CHECKPOINT == 0) store_walker(saved_state(p, s, base / CHECKPOINT), w);
+#if MODE == 2
+    warp_barrier();
+    // Slide the window of y by 32 columns; shared.y[STRIP_ROWS] is column `base`.
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+      float moved = shared.y[i * 32 + 32 + lane];
+      warp_barrier();
+      shared.y[i * 32 + lane] = moved;
+    }
+    float entering = base + lane < s.m ? to_float(y[base + lane]) : reference;
+    bad |= out_of_range(entering, reference, costs.scale);
+    shared.y[STRIP_ROWS + lane] = entering;
+    warp_barrier();
+    const float* y_at = shared.y + STRIP_ROWS - base;
+#endif
+    UNROLL_BY(1) for (i32 part = 0; part < 32; part += HANDOFF) {
+      StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+      if (wanted) {
+        if (!is_from(ahead, owner_in)) ahead = await_word(row_in, base + part + lane, owner_in);
+        Scaled z = unpack_state(ahead);
+        top = StoredState{z.f, z.n};
+      }
+      if (lane < HANDOFF) shared.top[lane] = top;
+      wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
+      if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
+      warp_barrier();
+#if MODE == 2
+      seek_costs(costs, y_at, base + part);
+#endif
+      const bool has_end = end >= base + part && end < base + part + HANDOFF;
+      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
+        UNROLL_STEPS for (i32 k = eight; k < eight + 8; k++) {
+          i32 step = base + part + k;
+          real cost[LANE_ROWS];
+          STEP_COSTS(cost, step);
+          advance(w, cost, shared.top[k], [](int, const Terms&, real) {});
+          if (k % 8 == 7) renormalize(w);
+          if (lane == 31) shared.bottom[k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
+          if (has_end && step == end) {
+            UNROLL for (int q = 0; q < LANE_ROWS; q++)
+              if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
+          }
+        }
+      }
+      warp_barrier();
+      i32 column = base + part + lane - (STRIP_ROWS - 1);
+      if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
+        StoredState z = shared.bottom[lane];
+        store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
+        if (p.save) bound[column] = z;
+      }
+      warp_barrier();
+    }
+  }
+  if (s.is_last && (s.n - 1 - s.first_row) / LANE_ROWS == lane) {
+    ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
+#if !WIDE
+    if (result.n >= 1 << 29) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
+#endif
+  }
+#if MODE == 2
+  if (bad) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
+#endif
+}
+
+static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  ForwardShared& shared = *(ForwardShared*)memory;
+  if (p.redo && (p.health[p.batch] & 1u)) return;
+  const u32 tickets = (u32)p.batch * (u32)p.strips;
+  do {
+    u32 ticket = 0;
+    if (lane_index() == 0) ticket = next_ticket(p);
+    ticket = from_lane(ticket, 0);
+    if (ticket >= tickets) return;
+    Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), (i32)(ticket / (u32)p.batch));
+    if (p.redo && (p.health[s.pair] & 1u)) continue;
+    if (!s.valid) {
+      if (s.index == 0 && lane_index() == 0) ((result_type*)p.value)[s.pair] = (result_type)double_of(0x7ff8000000000000ull);
+      continue;
+    }
+    if (!s.present) continue;
+#if WIDE
+    if (p.redo) prepare_second_walk(p, s.pair, s.index);
+#endif
+    forward_strip(p, s, shared);
+    warp_barrier();
+  } while (p.redo);
+}
+
+// ---- backward
+// At D = 1 the gradient of y rides along: each row adds its share to the y of its column and passes it up, strip
+// after strip, so the order of that sum is fixed.
+struct alignas(sizeof(real) * LANE_ROWS) LaneShares { real row[LANE_ROWS]; };
+struct alignas(16) BackwardShared {
+  LaneShares up[SUBWALK][32], left[SUBWALK][32], diagonal[SUBWALK][32];
+  Flow flow_in[SUBWALK], flow_out[SUBWALK];
+  StoredState top[CHECKPOINT];
+#if SUBWALKS > 1
+  StoredState states[SUBWALKS][STATE_SLOTS * 32];
+#endif
+#if MODE == 2
+  float y[STRIP_ROWS + CHECKPOINT];
+#endif
+};
+
+#if MODE == 1
+// Adds E_ij's part of the gradients, x_i and y_j known by row and column. Row i is this lane's alone; column j is
+// touched by one lane per step, and by one strip at a time because strips take turns.
+DEVICE void add_gradient(const Params& p, const Costs& c, const Strip& s, i32 row, i32 column, double share) {
+  const element* x = c.x + (i64)row * p.d;
+  const element* y = c.y + (i64)column * p.d;
+  result_type* gx = (result_type*)p.sum_x + ((i64)s.pair * p.n + row) * p.d;
+  result_type* gy = (result_type*)p.sum_y + ((i64)s.pair * p.m + column) * p.d;
+  for (i32 k = 0; k < p.d; k++) {
+    double part = 2.0 * share * ((double)to_float(x[k]) - (double)to_float(y[k]));
+    if (p.grad_x) gx[k] = (result_type)((double)gx[k] + part);
+    if (p.grad_y) gy[k] = (result_type)((double)load_fresh(gy + k) - part);
+  }
+}
+DEVICE bool touches(const Strip& s, i32 tile) { return tile >= s.first_column / 32 && tile <= s.last_column / 32; }
+// A strip may add to a tile of grad_y once the strip below it is done with it; the first to come clears it.
+DEVICE void await_turn(const Params& p, const Strip& s, const Strip& below, i32 walk_index, i32 tile) {
+  if (!p.grad_y || tile < 0 || !touches(s, tile)) return;
+  if (!s.is_last && touches(below, tile)) {
+    if (lane_index() == 0)
+      while (load_acquire(&p.turns[(i64)s.pair * p.tiles + tile]) != (u32)(walk_index - 1)) wait_a_little();
+  } else {
+    result_type* gy = (result_type*)p.sum_y + ((i64)s.pair * p.m + tile * 32) * p.d;
+    i64 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
+    for (i64 i = lane_index(); i < columns * p.d; i += 32) gy[i] = 0;
+  }
+  warp_barrier();
+}
+DEVICE void pass_turn(const Params& p, const Strip& s, i32 walk_index, i32 tile) {
+  if (!p.grad_y || tile < 0 || !touches(s, tile)) return;
+  warp_barrier();
+  if (s.index > 0 && touches(strip_of(p, s.pair, s.index - 1), tile)) {
+    if (lane_index() == 0) store_release(&p.turns[(i64)s.pair * p.tiles + tile], (u32)walk_index);
+  } else if (p.grad_y != p.sum_y) {  // the last strip to add: the sums are final
+    i64 at = ((i64)s.pair * p.m + tile * 32) * p.d;
+    i64 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
+    for (i64 i = lane_index(); i < columns * p.d; i += 32)
+      store_gradient(p.grad_y, at + i, load_fresh((result_type*)p.sum_y + at + i), p.grad_y_wide);
+  }
+}
+#endif
+
+DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
+  const i32 lane = (i32)lane_index();
+  const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
+  const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
+  const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
+  const StoredState* bound = saved_bound(p, s, s.index - 1);
+  const double value = (double)((const result_type*)p.value)[s.pair];
+  const double grad = (double)((const result_type*)p.grad)[s.pair];
+  // No path at all: nothing to pass back. A NaN poisons the sample.
+  const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
+  const i32 end = s.is_last ? final_step(s) : -1;
+  Costs costs = open_costs(p, s);
+  real up[LANE_ROWS], left[LANE_ROWS], diagonal[LANE_ROWS], diagonal_before[LANE_ROWS];
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) up[q] = left[q] = diagonal[q] = diagonal_before[q] = 0;
+#if MODE == 2
+  const element* y = (const element*)p.y + s.pair * p.y_stride;
+  real gx[LANE_ROWS], gy[LANE_ROWS];
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) gx[q] = gy[q] = 0;
+  const float reference = to_float(((const element*)p.x)[s.pair * p.x_stride]);
+#endif
+  real diagonal_in = 0;
+#if MODE == 1
+  const Strip below = strip_of(p, s.pair, s.index + 1);
+  i32 tile_open = s.last_column / 32 + 1;  // tiles from here on are already ours
+  if (p.grad_x)
+    for (i32 q = 0; q < STRIP_ROWS; q++)
+      if (s.first_row + q < s.n)
+        for (i32 k = lane; k < p.d; k += 32) ((result_type*)p.sum_x)[((i64)s.pair * p.n + s.first_row + q) * p.d + k] = 0;
+  warp_barrier();
+#endif
+  for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= s.first_column / CHECKPOINT; checkpoint--) {
+    const i32 base = checkpoint * CHECKPOINT;
+    warp_barrier();
+    for (i32 i = lane; i < CHECKPOINT; i += 32) {
+      bool there = s.index > 0 && in_band(s, s.first_row - 1, base + i);
+      shared.top[i] = there ? bound[base + i] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+    }
+#if MODE == 2
+    for (i32 i = lane; i < STRIP_ROWS + CHECKPOINT; i += 32) {
+      i32 column = base + i - STRIP_ROWS;
+      shared.y[i] = column >= 0 && column < s.m ? to_float(y[column]) : reference;
+    }
+    const float* y_at = shared.y + STRIP_ROWS - base;
+#endif
+    i32 subwalk = (last_step(s) - base) / SUBWALK;
+    if (subwalk > SUBWALKS - 1) subwalk = SUBWALKS - 1;
+    Walker w = load_walker(saved_state(p, s, checkpoint));
+    warp_barrier();
+#if SUBWALKS > 1
+    for (i32 i = 0; i < subwalk; i++) {
+      store_walker(shared.states[i], w);
+#if MODE == 2
+      seek_costs(costs, y_at, base + i * SUBWALK);
+#endif
+      UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
+        UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
+          real cost[LANE_ROWS];
+          STEP_COSTS(cost, base + i * SUBWALK + eight + k);
+          advance(w, cost, shared.top[i * SUBWALK + eight + k], [](int, const Terms&, real) {});
+        }
+        renormalize(w);
+      }
+    }
+#endif
+    for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
+      const i32 first = base + subwalk * SUBWALK;
+#if SUBWALKS > 1
+      if (!resumed) w = load_walker(shared.states[subwalk]);
+#endif
+#if MODE == 2
+      seek_costs(costs, y_at, first);
+#endif
+      UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
+        UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
+          real cost[LANE_ROWS];
+          STEP_COSTS(cost, first + eight + k);
+          LaneShares su, sl, sd;
+          advance(w, cost, shared.top[first - base + eight + k], [&](int q, const Terms& t, real sum) {
+            Shares share = shares_of(t, sum);
+            su.row[q] = share.up;
+            sl.row[q] = share.left;
+            sd.row[q] = share.diagonal;
+          });
+          shared.up[eight + k][lane] = su;
+          shared.left[eight + k][lane] = sl;
+          shared.diagonal[eight + k][lane] = sd;
+        }
+        renormalize(w);
+      }
+      // Flows of the strip below: its first row is at our last row's column.
+      for (i32 i = lane; i < SUBWALK; i += 32) {
+        i32 column = first + i - (STRIP_ROWS - 1);
+        Flow flow{};
+        if (!s.is_last && in_band(s, s.first_row + STRIP_ROWS, column)) flow = unpack_flow(await_word(row_in, column, owner_in));
+        shared.flow_in[i] = flow;
+      }
+#if MODE == 1
+      i32 leftmost = (first - (STRIP_ROWS - 1)) / 32;
+      if (leftmost < 0) leftmost = 0;
+      while (tile_open > leftmost) await_turn(p, s, below, walk_index, --tile_open);
+#endif
+      warp_barrier();
+#if MODE == 2
+      UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
+#endif
+      const bool has_end = end >= first && end < first + SUBWALK;
+      UNROLL_BY(1) for (i32 eight = SUBWALK - 8; eight >= 0; eight -= 8) {
+        UNROLL_STEPS for (i32 k = 7; k >= 0; k--) {
+          const i32 step = first + eight + k;
+          LaneShares su = shared.up[eight + k][lane], sl = shared.left[eight + k][lane], sd = shared.diagonal[eight + k][lane];
+          Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0};
+#if MODE == 2
+          in.y = from_lane_below(gy[0]);
+          UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) costs.y[q] = costs.y[q + 1];
+          costs.y[LANE_ROWS - 1] = y_at[step - lane * LANE_ROWS - (LANE_ROWS - 1)];
+#endif
+          if (lane == 31) in = shared.flow_in[eight + k];
+          // Rows in order: row q reads row q + 1's flows of the step before, so those must not be overwritten yet.
+          UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+            real from_up = q < LANE_ROWS - 1 ? up[q + 1 < LANE_ROWS ? q + 1 : q] : in.up;
+            real from_diagonal = q < LANE_ROWS - 1 ? diagonal_before[q + 1 < LANE_ROWS ? q + 1 : q] : diagonal_in;
+            real e = left[q] + from_diagonal + from_up;
+            if (has_end && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
+            diagonal_before[q] = diagonal[q];
+            up[q] = e * su.row[q];
+            left[q] = e * sl.row[q];
+            diagonal[q] = e * sd.row[q];
+#if MODE == 2
+            real part = e * (costs.x[q] - costs.y[q]);
+            gx[q] += part;
+            gy[q] = (q < LANE_ROWS - 1 ? gy[q + 1 < LANE_ROWS ? q + 1 : q] : in.y) - part;
+#else
+            i32 row = lane * LANE_ROWS + q, column = step - row;
+            row += s.first_row;
+            if (row < s.n && in_band(s, row, column) && e != (real)0) {
+#if MODE == 0
+              store_gradient(p.grad_x, ((i64)s.pair * p.n + row) * p.m + column, (result_type)(e * grad), p.grad_x_wide);
+#else
+              add_gradient(p, costs, s, row, column, e * grad);
+#endif
+            }
+#endif
+          }
+          diagonal_in = in.diagonal;
+          if (lane == 0) {
+            Flow out{up[0], diagonal[0], 0};
+#if MODE == 2
+            out.y = gy[0];
+#endif
+            shared.flow_out[eight + k] = out;
+          }
+#if MODE == 1
+          warp_barrier();
+#endif
+        }
+      }
+      warp_barrier();
+      for (i32 i = lane; i < SUBWALK; i += 32) {
+        Flow out = shared.flow_out[i];
+        i32 column = first + i;
+#if MODE == 2
+        // The column's sum is complete where the band, or the series, has no row above.
+        bool handed_on = s.index > 0 && in_band(s, s.first_row, column);
+        if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column)
+          store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * out.y), p.grad_y_wide);
+#endif
+        if (s.index > 0 && in_band(s, s.first_row, column)) store_word(row_out, column, pack_flow(out, owner_out));
+      }
+#if MODE == 1
+      if (first % 32 == 0) pass_turn(p, s, walk_index, first / 32);
+#endif
+      warp_barrier();
+    }
+  }
+#if MODE == 1
+  warp_barrier();
+  if (p.grad_x && p.grad_x != p.sum_x)
+    for (i32 q = 0; q < STRIP_ROWS; q++)
+      if (s.first_row + q < s.n)
+        for (i32 k = lane; k < p.d; k += 32) {
+          i64 at = ((i64)s.pair * p.n + s.first_row + q) * p.d + k;
+          store_gradient(p.grad_x, at, ((result_type*)p.sum_x)[at], p.grad_x_wide);
+        }
+#elif MODE == 2
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    i32 row = s.first_row + lane * LANE_ROWS + q;
+    if (p.grad_x && row < s.n)
+      store_gradient(p.grad_x, (i64)s.pair * p.n + row, (result_type)(2.0f * (float)grad * gx[q]), p.grad_x_wide);
+  }
+#endif
+}
+
+static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  BackwardShared& shared = *(BackwardShared*)memory;
+  if (p.redo && (p.health[p.batch] & 1u)) return;
+  const u32 tickets = (u32)p.batch * (u32)p.strips;
+  do {
+    u32 ticket = 0;
+    if (lane_index() == 0) ticket = next_ticket(p);
+    ticket = from_lane(ticket, 0);
+    if (ticket >= tickets) return;
+    Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), p.strips - 1 - (i32)(ticket / (u32)p.batch));
+    bool healthy = p.health[s.pair] & 1u;
+    if (healthy == (p.redo != 0) || !s.valid || !s.present) continue;
+#if WIDE
+    if (p.redo) prepare_second_walk(p, s.pair, (s.n - 1) / STRIP_ROWS - s.index);
+#endif
+    backward_strip(p, s, shared);
+    warp_barrier();
+  } while (p.redo);
+}

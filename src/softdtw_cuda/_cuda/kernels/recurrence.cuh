@@ -1,0 +1,315 @@
+// What every kernel shares: the arguments, the scaled numbers of eqs. (5, 6, 7), the geometry of strips and bands,
+// and the hand-off of a row from one strip to the next.
+//
+// Build-time choices
+//   WIDE       0: f float, n 32 bits; enough while every |s| < 2^21 and the path's sum of s stays below 2^29.
+//              1: f double, n 64 bits; for float64 and for the samples that the narrow kernels flag.
+//   INPUT      0 float32, 1 float64, 2 float16, 3 bfloat16
+//   LANE_ROWS  rows per lane; a strip is 32 * LANE_ROWS rows
+//   BANDED     1 when cells can be forbidden (Sakoe-Chiba band, infinite costs)
+#pragma once
+
+#define STRIP_ROWS (32 * LANE_ROWS)
+
+struct Params {
+  const void* x;            // (B, N, D), or the cost matrix (B, N, M)
+  const void* y;            // (B, M, D)
+  const i32* x_lengths;     // (B,) or null
+  const i32* y_lengths;
+  const void* grad;         // (B,) gradient of the value
+  void* value;              // (B,)
+  void* grad_x;             // (B, N, D), or (B, N, M) for a cost matrix; null when not wanted
+  void* grad_y;             // (B, M, D); null when not wanted
+  void* sum_x;              // where grad_x and grad_y are summed: themselves, or float32 scratch for 16-bit gradients
+  void* sum_y;
+  u8* states;               // saved lane states, one per checkpoint of each strip
+  u8* bounds;               // saved bottom row of each strip
+  u8* rows;                 // two hand-off rows per pair, all ones at first
+  u8* more_rows;            // two more for the second half of wide words
+  u32* tickets;             // one counter, all ones at first
+  u32* health;              // (B,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range;
+                            // [B] is the same for the whole batch
+  u32* ready;               // (B,) all ones; 1 once the hand-off rows of a pair are cleared for a second walk
+  u32* turns;               // (B, column tiles) all ones; strips that have still to add to this part of grad_y
+  i64 x_stride, y_stride;   // elements from one sample to the next, 0 for a broadcast sample
+  i64 pair_bytes;           // from one pair's states (and bounds) to the next pair's
+  i64 row_bytes;            // from one pair's hand-off rows to the next pair's
+  i64 more_row_bytes;
+  double scale;             // log2(e) / gamma
+  double unscale;           // gamma * ln(2)
+  i32 batch, n, m, d;
+  i32 bandwidth;            // |i - j| <= bandwidth; at least n + m when there is no band
+  i32 strips;               // strips of the longest sample
+  i32 checkpoints;          // checkpoints kept per strip
+  i32 bound_columns;        // columns kept of each bottom row
+  i32 tiles;                // column tiles of 32
+  i32 redo;                 // 1: walk only the pairs whose health is bad, however few blocks there are
+  i32 save;                 // forward: keep states and bounds
+  i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
+  i32 grad_y_wide;
+};
+
+// ---- element types
+#if INPUT == 0
+typedef float element;
+DEVICE float to_float(element v) { return v; }
+#elif INPUT == 1
+typedef double element;
+DEVICE double to_float(element v) { return v; }
+#elif INPUT == 2
+typedef u16 element;
+DEVICE float to_float(element v) { return half_to_float(v); }
+#else
+typedef u16 element;
+DEVICE float to_float(element v) { return float_of((u32)v << 16); }
+#endif
+#if INPUT == 1
+typedef double result_type;  // of values and of summed gradients
+#else
+typedef float result_type;
+#endif
+
+DEVICE void store_gradient(void* base, i64 index, result_type v, i32 wide) {
+#if INPUT == 2
+  if (wide) ((float*)base)[index] = v; else ((u16*)base)[index] = float_to_half(v);
+#elif INPUT == 3
+  if (wide) { ((float*)base)[index] = v; return; }
+  u32 bits = bits_of(v);
+  ((u16*)base)[index] = v != v ? (u16)0x7fff : (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#else
+  ((result_type*)base)[index] = v;
+#endif
+}
+
+// ---- scaled numbers: Z = f * 2^-n
+// Narrow numbers never hold f = 0: "no path" is n = NO_PATH with any ordinary f, and a term shifted past MAX_SHIFT
+// weighs 2^-100 of the largest, far below the last bit of any sum. That lets a shift be one integer multiply-add on
+// the float's bits. Wide numbers shift by multiplication, so that zeros and NaN mean what they should.
+#if WIDE
+typedef double real;
+typedef i64 exponent;
+#define NO_PATH ((i64)1 << 60)
+#define FORBIDDEN_FROM 4503599627370496.0  // 2^52: beyond it a cost forbids its cell, as +inf does
+#define MAX_SHIFT ((i64)1023)
+#define EMPTY_FRACTION 0.0
+#else
+typedef float real;
+typedef i32 exponent;
+#define NO_PATH (1 << 30)
+#define FORBIDDEN_FROM 4194304.0f  // 2^22, the end of the rounding trick's range
+#define MAX_SHIFT 100
+#define EMPTY_FRACTION 1.0f
+#endif
+
+struct Scaled { real f; exponent n; };
+DEVICE Scaled no_path() { return Scaled{(real)EMPTY_FRACTION, (exponent)NO_PATH}; }
+DEVICE Scaled one() { return Scaled{(real)1, (exponent)0}; }
+
+// 2^-s as v * 2^-n, v within [0.7, 1.42]: eq. (6).
+struct Weight { real v; exponent n; };
+
+DEVICE real shifted(real f, exponent k) {
+#if WIDE
+  return f * double_of((u64)(1023 - k) << 52);  // k = 1023 gives exactly zero
+#else
+  return float_of(bits_of(f) - ((u32)k << 23));
+#endif
+}
+
+DEVICE Weight weight_of(real s) {
+#if WIDE
+  if (s != s || s < -FORBIDDEN_FROM) return Weight{s - s, 0};  // NaN poisons the sample; so does -inf
+  if (s >= FORBIDDEN_FROM) return Weight{0.0, NO_PATH};
+  double whole = round_nearest(s);
+  return Weight{exp2_exact(whole - s), (i64)whole};
+#else
+#if BANDED
+  bool forbidden = !(s < FORBIDDEN_FROM);
+  s = min_of(s, FORBIDDEN_FROM);
+#endif
+  // Adding 1.5 * 2^23 leaves round(s) in the low bits of the sum.
+  const float magic = 12582912.0f;
+  float shifted_s = s + magic;
+  i32 whole = (i32)(bits_of(shifted_s) - bits_of(magic));
+  float v = exp2_fast((shifted_s - magic) - s);
+#if BANDED
+  whole = forbidden ? NO_PATH - 1 : whole;  // added to NO_PATH it just fits 32 bits
+#endif
+  return Weight{v, whole};
+#endif
+}
+
+// The three terms of eq. (5), brought to the exponent m.
+struct Terms { real up, left, diagonal; exponent m; };
+DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
+  Terms t;
+  t.m = min_of3(up.n, left.n, diagonal.n);
+  t.up = shifted(up.f, add_then_min(up.n, -t.m, (exponent)MAX_SHIFT));
+  t.left = shifted(left.f, add_then_min(left.n, -t.m, (exponent)MAX_SHIFT));
+  t.diagonal = shifted(diagonal.f, add_then_min(diagonal.n, -t.m, (exponent)MAX_SHIFT));
+  return t;
+}
+DEVICE real sum_of(const Terms& t) { return t.up + (t.left + t.diagonal); }
+DEVICE Scaled times(real sum, exponent m, const Weight& w) {  // eq. (6)
+  return Scaled{sum * w.v, add_then_min(m, w.n, (exponent)NO_PATH)};
+}
+// Moves f's exponent into n; needed every 8 steps at least (a step multiplies f by 4.3 at most).
+DEVICE void renormalize(Scaled& z) {
+#if WIDE
+  i64 e = (i64)((bits_of(z.f) >> 52) & 2047) - 1023;
+  if (e == -1023 || e == 1024) return;  // zero or NaN
+  z.f = double_of(bits_of(z.f) - ((u64)e << 52));
+#else
+  i32 e = (i32)(bits_of(z.f) >> 23) - 127;
+  z.f = float_of(bits_of(z.f) - ((u32)e << 23));
+#endif
+  z.n -= e;
+}
+
+// The shares of eq. (7). A sum of zero has no predecessor and passes nothing on.
+struct Shares { real up, left, diagonal; };
+DEVICE Shares shares_of(const Terms& t, real sum) {
+#if WIDE
+  real inverse = sum == 0.0 ? 0.0 : 1.0 / sum;
+#else
+  real inverse = reciprocal_fast(sum);
+#endif
+  return Shares{t.up * inverse, t.left * inverse, t.diagonal * inverse};
+}
+
+// ---- geometry of one strip of one pair
+struct Strip {
+  i32 pair, index;        // which
+  i32 n, m;               // the pair's own lengths
+  i32 first_row, last_row;
+  i32 first_column, last_column;
+  i32 bandwidth;
+  bool valid;             // lengths and band make sense; false for every strip of a pair or for none
+  bool present;           // the pair is long enough to have this strip
+  bool is_last;           // holds the pair's last row
+};
+
+DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
+  Strip s;
+  s.pair = pair;
+  s.index = index;
+  s.n = p.x_lengths ? p.x_lengths[pair] : p.n;
+  s.m = p.y_lengths ? p.y_lengths[pair] : p.m;
+  s.bandwidth = p.bandwidth;
+  i32 difference = s.n > s.m ? s.n - s.m : s.m - s.n;
+  s.valid = s.n >= 1 && s.n <= p.n && s.m >= 1 && s.m <= p.m && difference <= p.bandwidth;
+  s.first_row = index * STRIP_ROWS;
+  s.present = s.first_row < s.n;
+  s.is_last = s.first_row + STRIP_ROWS >= s.n;
+  s.last_row = s.is_last ? s.n - 1 : s.first_row + STRIP_ROWS - 1;
+  s.first_column = s.first_row > p.bandwidth ? s.first_row - p.bandwidth : 0;
+  s.last_column = s.m - 1 < s.last_row + p.bandwidth ? s.m - 1 : s.last_row + p.bandwidth;
+  return s;
+}
+DEVICE bool in_band(const Strip& s, i32 row, i32 column) {
+  i32 offset = row - column;
+  return column >= 0 && column < s.m && offset <= s.bandwidth && -offset <= s.bandwidth;
+}
+// Step at which the strip is at the pair's last cell.
+DEVICE i32 final_step(const Strip& s) { return s.m - 1 + (s.n - 1 - s.first_row); }
+DEVICE i32 last_step(const Strip& s) { return s.last_column + (s.last_row - s.first_row); }
+
+// ---- hand-off between strips
+// Strip k passes one row to the next strip in the order of the walk (downwards in the forward, upwards in the
+// backward) through row buffer k % 2 of its pair. Each word carries k, so a reader knows whose it is; the buffers start
+// as all ones, which is no strip. No fence is needed: a word is one indivisible 16-byte access (two, each with its
+// own k, for wide numbers), and nothing else is read on the strength of it.
+//
+// Why a word is not overwritten before it is read: strip k + 2 stores a column only after it has read strip k + 1's
+// word there, which strip k + 1 computed after reading strip k's. A band does not change that: a column that is inside
+// the band for rows of strips k and k + 2 is inside it for those of k + 1.
+//
+// Why it cannot hang: strips are handed out by a ticket in the order of the walk, so the strip being waited for holds
+// an earlier ticket and is running or done; the first strip of a pair waits for nobody; a reader waits only for columns
+// that the band makes its neighbour write. By induction every word that is polled gets written. k is a field of its
+// own, so no input, NaN included, can forge or hide it.
+#if WIDE
+struct RowWord { Word4 first, second; };
+struct HandoffRow { Word4 *first, *second; };
+DEVICE u64 join(u32 low, u32 high) { return ((u64)high << 32) | low; }
+DEVICE RowWord pack(u64 a, u64 b, u32 owner) {
+  return RowWord{Word4{(u32)a, (u32)(a >> 32), 0u, owner}, Word4{(u32)b, (u32)(b >> 32), 0u, owner}};
+}
+DEVICE bool is_from(const RowWord& w, u32 owner) { return w.first.d == owner && w.second.d == owner; }
+DEVICE RowWord pack_state(const Scaled& z, u32 owner) { return pack(bits_of(z.f), (u64)z.n, owner); }
+DEVICE Scaled unpack_state(const RowWord& w) {
+  return Scaled{double_of(join(w.first.a, w.first.b)), (i64)join(w.second.a, w.second.b)};
+}
+DEVICE RowWord load_word(const HandoffRow& row, i32 column) {
+  return RowWord{load_shared_word(row.first + column), load_shared_word(row.second + column)};
+}
+DEVICE void store_word(const HandoffRow& row, i32 column, const RowWord& w) {
+  store_shared_word(row.first + column, w.first);
+  store_shared_word(row.second + column, w.second);
+}
+#else
+typedef Word4 RowWord;
+struct HandoffRow { Word4* first; };
+DEVICE bool is_from(const RowWord& w, u32 owner) { return w.d == owner; }
+DEVICE RowWord pack_state(const Scaled& z, u32 owner) { return RowWord{bits_of(z.f), (u32)z.n, 0u, owner}; }
+DEVICE Scaled unpack_state(const RowWord& w) { return Scaled{float_of(w.a), (i32)w.b}; }
+DEVICE RowWord load_word(const HandoffRow& row, i32 column) { return load_shared_word(row.first + column); }
+DEVICE void store_word(const HandoffRow& row, i32 column, const RowWord& w) { store_shared_word(row.first + column, w); }
+#endif
+
+// What passes from a strip to the one above it in the backward, per column: the first two terms of (8), and for
+// univariate series the gradient of y so far.
+struct Flow { real up, diagonal, y; };
+#if WIDE
+DEVICE RowWord pack_flow(const Flow& f, u32 owner) { return pack(bits_of(f.up), bits_of(f.diagonal), owner); }
+DEVICE Flow unpack_flow(const RowWord& w) {
+  return Flow{double_of(join(w.first.a, w.first.b)), double_of(join(w.second.a, w.second.b)), 0.0};
+}
+#else
+DEVICE RowWord pack_flow(const Flow& f, u32 owner) {
+  return RowWord{bits_of(f.up), bits_of(f.diagonal), bits_of(f.y), owner};
+}
+DEVICE Flow unpack_flow(const RowWord& w) { return Flow{float_of(w.a), float_of(w.b), float_of(w.c)}; }
+#endif
+
+DEVICE HandoffRow handoff_row(const Params& p, i32 pair, i32 walk_index) {
+  HandoffRow row;
+  i64 offset = (i64)(walk_index & 1) * p.m;
+  row.first = (Word4*)(p.rows + pair * p.row_bytes) + offset;
+#if WIDE
+  row.second = (Word4*)(p.more_rows + pair * p.more_row_bytes) + offset;
+#endif
+  return row;
+}
+DEVICE RowWord await_word(const HandoffRow& row, i32 column, u32 owner) {
+  RowWord w = load_word(row, column);
+  while (!is_from(w, owner)) {
+    wait_a_little();
+    w = load_word(row, column);
+  }
+  return w;
+}
+
+// Tickets start at all ones, so that one fill prepares every buffer of a launch.
+DEVICE u32 next_ticket(const Params& p) { return fetch_add(p.tickets, 1u) + 1u; }
+
+#if WIDE
+// A second walk of a pair reuses buffers that hold the first walk's words: the walk's first strip clears them and says
+// so; the others, whose tickets are later, wait for that.
+DEVICE void prepare_second_walk(const Params& p, i32 pair, i32 walk_index) {
+  if (walk_index == 0) {
+    HandoffRow rows = handoff_row(p, pair, 0);
+    if (p.row_bytes)
+      for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
+        rows.first[i].d = 0xffffffffu;
+        rows.second[i].d = 0xffffffffu;
+      }
+    if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = 0xffffffffu;
+    warp_barrier();
+    if (lane_index() == 0) store_release(&p.ready[pair], 1u);
+  } else {
+    if (lane_index() == 0) while (load_acquire(&p.ready[pair]) != 1u) wait_a_little();
+    warp_barrier();
+  }
+}
+#endif

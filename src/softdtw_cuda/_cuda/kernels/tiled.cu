@@ -1,0 +1,969 @@
+// Soft-DTW with costs made tile by tile by helper warps while one warp walks: tensor cores for wide features, direct
+// differences for narrow ones, or a given cost matrix. Narrow arithmetic only; inline.cu covers the rest and explains
+// the walk itself.
+//
+//   (5, 6)  Z_ij = w_ij (Z_{i-1,j-1} + Z_{i-1,j} + Z_{i,j-1}),   Z_00 = 1
+//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
+//   gX_i = 2 g sum_j E_ij (x_i - y_j)      gY_j = -2 g sum_i E_ij (x_i - y_j)
+//
+// One block has one strip (STRIP_ROWS rows) of one pair. Time goes in slots of 32 steps, a *chunk* of the walk, with one
+// block barrier between slots. A *tile* is STRIP_ROWS rows by 32 columns; the tile of columns 32 q and on has its cells
+// in chunks q to q + LANE_ROWS. Costs and alignments are kept by [step][row], as the walk reads and writes them: rings
+// of chunks, in which a tile is a parallelogram.
+//
+//   forward    slot of chunk c:  warp 0 walks c;  warps 1-4 make the costs of tile c + 1
+//   backward   recompute walks checkpoint K forwards, chunk by chunk, leaving the shares (7) in shared memory;
+//              sweep follows CHECKPOINT / 32 slots later, chunks in reverse, leaving E in its ring;
+//              four warps make the costs of tiles further left; four warps turn E of the tile just completed into
+//              gradients; one warp, the porter, takes turns with the strips above and below at adding to gY.
+//
+// gX of a strip is its own. gY is summed by all strips of a pair, from the bottom up, each tile of columns passed from
+// strip to strip by a release / acquire flag: a fixed order, so results are bitwise reproducible.
+//
+//   MODE 0  cost matrix      MODE 1  direct differences, D <= DIMS      MODE 3  tensor cores, DIMS features at a time
+//   SLICED  1 when D > DIMS
+#include "primitives.cuh"
+#include "recurrence.cuh"
+#include "walker.cuh"
+
+#define CHUNKS_PER_CHECKPOINT (CHECKPOINT / 32)
+#define COST_CHUNKS (LANE_ROWS + 2 * CHUNKS_PER_CHECKPOINT)     // chunks in the backward's ring of costs
+#define FORWARD_CHUNKS (LANE_ROWS + 2)
+#define ALIGN_CHUNKS (LANE_ROWS + 2)
+#define SHARE_SLOTS (CHUNKS_PER_CHECKPOINT + 1)
+#if MODE == 3
+#define STEP_STRIDE (STRIP_ROWS + 4)  // conflict-free for the fragments of a matrix product
+#else
+#define STEP_STRIDE (STRIP_ROWS + 2)
+#endif
+#define GROUP 128  // threads of a helper group
+#define COST_BARRIER 1
+#define GRAD_BARRIER 2
+
+typedef float Step[STEP_STRIDE];
+
+// Position of (chunk, step within it) in a ring of `chunks` chunks.
+DEVICE i32 ring_start(i32 chunk, i32 chunks) { return (chunk % chunks) * 32; }
+// A tile's cells run over the ring's end at most once.
+DEVICE i32 ring_step(i32 start, i32 offset, i32 chunks) {
+  i32 at = start + offset;
+  return at >= chunks * 32 ? at - chunks * 32 : at;
+}
+
+DEVICE bool touches(const Strip& s, i32 tile) { return tile >= s.first_column / 32 && tile <= s.last_column / 32; }
+DEVICE i32 first_tile(const Strip& s) { return s.first_column / 32; }
+DEVICE i32 last_tile(const Strip& s) { return s.last_column / 32; }
+DEVICE i32 first_chunk(const Strip& s) { return s.first_column / CHECKPOINT * CHUNKS_PER_CHECKPOINT; }
+
+// ---- features: x and y of a tile
+#if MODE == 3
+#if INPUT == 0
+#define PLANES 3   // v = hi + mid + lo, three bf16: all 24 bits of a float
+#define ALIGN_PLANES 3
+#else
+#define PLANES 1   // the input itself
+#define ALIGN_PLANES 2
+#endif
+#define ROW_HALVES (DIMS + 8)  // 16-bit words from row to row: keeps ldmatrix free of conflicts
+#define K_STEPS (DIMS / 16)
+typedef u16 PlaneRow[ROW_HALVES];
+
+#if INPUT == 2
+#define mma_input mma_f16
+#define pack_input pack_f16
+DEVICE float low_of(u32 pair) { return half_to_float((u16)(pair & 0xffffu)); }
+DEVICE float high_of(u32 pair) { return half_to_float((u16)(pair >> 16)); }
+DEVICE float plane_value(u16 v) { return half_to_float(v); }
+#else
+#define mma_input mma_bf16
+#define pack_input pack_bf16
+DEVICE float low_of(u32 pair) { return float_of(pair << 16); }
+DEVICE float high_of(u32 pair) { return float_of(pair & 0xffff0000u); }
+DEVICE float plane_value(u16 v) { return float_of((u32)v << 16); }
+#endif
+// Two neighbouring values as `COUNT` planes; what is left after each plane is exact.
+template <int COUNT> DEVICE void split(u32 (&planes)[COUNT], float a, float b) {
+  UNROLL for (int i = 0; i < COUNT; i++) {
+    planes[i] = pack_input(a, b);
+    a -= low_of(planes[i]);
+    b -= high_of(planes[i]);
+  }
+}
+// Products of planes i and j matter while i + j < max(planes): the rest is below the last bit.
+#define KEEP_PRODUCT(i, j, most) ((i) + (j) < (most))
+#endif
+
+#if MODE != 0
+// x and y minus a common centre: distances do not change, and an offset of the data costs no digits.
+struct Features {
+  const element* rows;
+  i32 count;            // valid rows
+  i32 d;
+};
+DEVICE Features features_x(const Params& p, const Strip& s) {
+  return Features{(const element*)p.x + s.pair * p.x_stride, s.n, p.d};
+}
+DEVICE Features features_y(const Params& p, const Strip& s) {
+  return Features{(const element*)p.y + s.pair * p.y_stride, s.m, p.d};
+}
+DEVICE float feature(const Features& f, i32 row, i32 k) {
+  return row < f.count && k < f.d ? to_float(f.rows[(i64)row * f.d + k]) : 0.0f;
+}
+#endif
+
+#if MODE == 3
+// The centre of a strip, per feature. float32: the mean of eight of its rows (the strip's first row when the features
+// come in slices). 16 bits: zero, except where the data sits far from zero, when the difference of two inputs is
+// representable in 16 bits again.
+DEVICE float centre_of(const Features& x, const Strip& s, i32 k) {
+  if (k >= x.d) return 0.0f;
+#if SLICED && INPUT == 0
+  return feature(x, s.first_row, k);
+#else
+  float sum = 0.0f, low = 3.0e38f, high = -3.0e38f;
+  UNROLL for (int i = 0; i < 8; i++) {
+    i32 row = s.first_row + i * (STRIP_ROWS / 8);
+    float v = feature(x, row <= s.last_row ? row : s.last_row, k);
+    sum += v;
+    low = min_of(low, v);
+    high = max_of(high, v);
+  }
+  float mean = sum * 0.125f;
+#if INPUT == 0
+  return mean - mean == 0.0f ? mean : 0.0f;
+#else
+  float size = mean < 0.0f ? -mean : mean;
+  return size > 8.0f * (high - low) && mean - mean == 0.0f ? plane_value((u16)pack_input(mean, mean)) : 0.0f;
+#endif
+#endif
+}
+// Four features of one row.
+struct Quad { float v[4]; };
+DEVICE Quad load_quad(const Features& f, i32 row, i32 k) {
+  Quad q;
+  UNROLL for (int i = 0; i < 4; i++) q.v[i] = 0.0f;
+  if (row >= f.count) return q;
+  const element* at = f.rows + (i64)row * f.d + k;
+  if (k + 4 <= f.d && ((u64)at & (4 * sizeof(element) - 1)) == 0) {
+#if INPUT == 0
+    Word4 w = *(const Word4*)at;
+    q.v[0] = float_of(w.a); q.v[1] = float_of(w.b); q.v[2] = float_of(w.c); q.v[3] = float_of(w.d);
+#else
+    Word2 w = *(const Word2*)at;
+    q.v[0] = low_of(w.a); q.v[1] = high_of(w.a); q.v[2] = low_of(w.b); q.v[3] = high_of(w.b);
+#endif
+  } else {
+    UNROLL for (int i = 0; i < 4; i++) if (k + i < f.d) q.v[i] = to_float(at[i]);
+  }
+  return q;
+}
+#define QUADS_PER_ROW (DIMS / 4)
+#define QUADS_PER_THREAD (32 * QUADS_PER_ROW / GROUP)  // of 32 rows
+// 32 rows in the registers of a group, on their way to shared memory.
+struct RowBlock { Quad quads[QUADS_PER_THREAD]; };
+DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
+  RowBlock block;
+  UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
+    i32 index = thread + i * GROUP;
+    block.quads[i] = load_quad(f, first_row + index / QUADS_PER_ROW, slice * DIMS + index % QUADS_PER_ROW * 4);
+  }
+  return block;
+}
+// Centres the rows and stores them as planes; `squares`, if any, receives (or adds) each row's sum of squares, summed in
+// double because an error there is shared by a whole row of costs.
+DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, const Features& f, i32 first_row, const float* centre,
+                       float* squares, double* square_sums, i32 slice, i32 thread) {
+  UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
+    i32 index = thread + i * GROUP;
+    i32 row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
+    bool real_row = first_row + row < f.count;
+    float v[4];
+    double sum = 0.0;
+    UNROLL for (int j = 0; j < 4; j++) {
+      v[j] = real_row ? block.quads[i].v[j] - centre[k + j] : 0.0f;
+      sum += (double)v[j] * (double)v[j];
+    }
+    u32 low[PLANES], high[PLANES];
+    split(low, v[0], v[1]);
+    split(high, v[2], v[3]);
+    UNROLL for (int plane = 0; plane < PLANES; plane++)
+      *(Word2*)&planes[plane * plane_rows + row][k] = Word2{low[plane], high[plane]};
+    if (squares) {
+      UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
+      if (k == 0) {
+#if SLICED
+        sum += slice > 0 ? square_sums[row] : 0.0;
+        square_sums[row] = sum;
+#endif
+        squares[row] = (float)sum;
+      }
+    }
+  }
+}
+#endif
+
+// ---- making the costs of a tile
+struct CostShared {
+#if MODE == 3
+  alignas(16) PlaneRow y[PLANES * 32];
+  float y_squares[32], x_squares[STRIP_ROWS];
+#if SLICED
+  double y_square_sums[32];
+#endif
+#elif MODE == 1
+  float y[32][DIMS];
+#endif
+  float centre[MODE == 3 ? DIMS : 1];
+};
+
+#if MODE == 3
+#define ROW_TILES (STRIP_ROWS / 16)
+#define WARPS_PER_ROW_TILE (4 / ROW_TILES)
+#define COLUMN_TILES (4 / WARPS_PER_ROW_TILE)  // 8 columns each, per warp
+#endif
+
+// What a cost-making thread keeps for its strip.
+struct CostMaker {
+#if MODE == 3
+  u32 x[PLANES][K_STEPS][4];  // the warp's 16 rows as fragments of A
+  RowBlock next;              // y of the next tile
+#elif MODE == 1
+  float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
+#endif
+  bool bad;
+};
+
+#if MODE == 3
+DEVICE void load_x_fragments(CostMaker& maker, const Features& x, const Strip& s, const float* centre, i32 slice, i32 thread) {
+  const i32 lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
+  const i32 first = s.first_row + (warp % ROW_TILES) * 16;
+  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++)
+    UNROLL for (int r = 0; r < 4; r++) {
+      i32 row = first + g + (r & 1) * 8, k = k_step * 16 + 2 * t + (r >> 1) * 8;
+      bool real_row = row < x.count;
+      float a = real_row ? feature(x, row, slice * DIMS + k) - centre[k] : 0.0f;
+      float b = real_row ? feature(x, row, slice * DIMS + k + 1) - centre[k + 1] : 0.0f;
+      u32 planes[PLANES];
+      split(planes, a, b);
+      UNROLL for (int plane = 0; plane < PLANES; plane++) maker.x[plane][k_step][r] = planes[plane];
+    }
+}
+#endif
+
+DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice, i32 thread) {
+#if MODE == 3
+  Features x = features_x(p, s);
+  for (i32 k = thread; k < DIMS; k += GROUP) centre[k] = centre_of(x, s, slice * DIMS + k);
+#endif
+}
+
+DEVICE CostMaker open_costs(const Params& p, const Strip& s, CostShared& shared, i32 first, i32 thread) {
+  CostMaker maker;
+  maker.bad = false;
+#if MODE == 3
+  Features x = features_x(p, s);
+  const i32 lane = thread & 31;
+  for (i32 r = thread >> 5; r < STRIP_ROWS; r += 4) {
+    double sum = 0.0;
+    if (s.first_row + r < s.n)
+      for (i32 k = lane; k < p.d; k += 32) {
+        double v = (double)(feature(x, s.first_row + r, k) - centre_of(x, s, k));
+        sum += v * v;
+      }
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
+    if (lane == 0) shared.x_squares[r] = (float)sum;
+  }
+  set_centre(shared.centre, p, s, 0, thread);
+  group_barrier(COST_BARRIER, GROUP);
+#if !SLICED
+  load_x_fragments(maker, x, s, shared.centre, 0, thread);
+  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#endif
+#elif MODE == 1
+  Features x = features_x(p, s);
+  UNROLL for (int q = 0; q < LANE_ROWS; q++)
+    UNROLL for (int k = 0; k < DIMS; k++) maker.x[q][k] = feature(x, s.first_row + (thread & 31) + q * 32, k);
+#endif
+  return maker;
+}
+
+// Writes one scaled cost into the ring and watches its range.
+DEVICE void put_cost(Step* ring, i32 start, i32 chunks, const Strip& s, i32 row, i32 column_in_tile, i32 tile, float cost, bool& bad) {
+#if BANDED
+  if (!in_band(s, s.first_row + row, tile * 32 + column_in_tile) || s.first_row + row >= s.n) cost = 2.0f * FORBIDDEN_FROM;
+  else
+#endif
+  bad |= !(cost < FORBIDDEN_FROM);
+  ring[ring_step(start, column_in_tile + row, chunks)][row] = cost;
+}
+
+// Costs of tile `tile`, by a group of 128 threads; `following` is the tile that will be asked for next.
+DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostShared& shared, Step* ring, i32 chunks, i32 tile,
+                       i32 following, i32 thread) {
+  const i32 start = ring_start(tile, chunks);
+  const i32 lane = thread & 31, warp = thread >> 5;
+#if MODE == 0
+  const element* cost = (const element*)p.x + s.pair * p.x_stride;
+  const float least = -268435456.0f / (float)(s.n + s.m);  // keeps a path of negative costs from running away
+  for (i32 r = warp; r < STRIP_ROWS; r += 4) {
+    i32 row = s.first_row + r, column = tile * 32 + lane;
+    float v = 2.0f * FORBIDDEN_FROM;
+    if (row < s.n && in_band(s, row, column)) {
+      double scaled = (double)to_float(cost[(i64)row * p.m + column]) * p.scale;
+      v = (float)scaled;
+      bool infinite = v > 3.0e38f && to_float(cost[(i64)row * p.m + column]) > 3.4028235e38f;
+      maker.bad |= !infinite && !(v < FORBIDDEN_FROM && v > least);
+      if (!(v > -FORBIDDEN_FROM)) v = 0.0f;
+    }
+    ring[ring_step(start, lane + r, chunks)][r] = v;
+  }
+#elif MODE == 1
+  Features y = features_y(p, s);
+  for (i32 i = thread; i < 32 * DIMS; i += GROUP) shared.y[i / DIMS][i % DIMS] = feature(y, tile * 32 + i / DIMS, i % DIMS);
+  group_barrier(COST_BARRIER, GROUP);
+  const float scale = (float)p.scale;
+  UNROLL_BY(2) for (int c = 0; c < 8; c++) {
+    i32 column = warp * 8 + c;
+    float sum[LANE_ROWS];
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) sum[q] = 0.0f;
+    UNROLL for (int k = 0; k < DIMS; k++) {
+      float v = shared.y[column][k];
+      UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+        float difference = maker.x[q][k] - v;
+        sum[q] += difference * difference;
+      }
+    }
+    UNROLL for (int q = 0; q < LANE_ROWS; q++)
+      put_cost(ring, start, chunks, s, lane + q * 32, column, tile, sum[q] * scale, maker.bad);
+  }
+#else
+  const i32 g = lane >> 2, t = lane & 3;
+  const i32 first_column_tile = warp / ROW_TILES * COLUMN_TILES;
+  Features y = features_y(p, s);
+  float product[COLUMN_TILES][4];
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = 0.0f;
+#if SLICED
+  for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+    group_barrier(COST_BARRIER, GROUP);
+    set_centre(shared.centre, p, s, slice, thread);
+    group_barrier(COST_BARRIER, GROUP);
+    load_x_fragments(maker, features_x(p, s), s, shared.centre, slice, thread);
+    maker.next = fetch_rows(y, tile * 32, slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, shared.y_squares, shared.y_square_sums, slice, thread);
+#else
+  {
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, shared.y_squares, nullptr, 0, thread);
+    if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
+#endif
+    group_barrier(COST_BARRIER, GROUP);
+    UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
+      // Lane l points ldmatrix at row l % 8 of matrix l / 8: columns 0-7 and 8-15 of the pair, features 0-7 and 8-15.
+      const i32 matrix = lane >> 3;
+      UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
+        u32 b[PLANES][4];
+        UNROLL for (int plane = 0; plane < PLANES; plane++)
+          load_matrices(b[plane], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
+                                           [k_step * 16 + (matrix & 1) * 8]);
+        UNROLL for (int half = 0; half < 2; half++) {
+          // Tensor cores truncate their sums: small products first, and a fresh accumulator for every 16 features.
+          float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+          UNROLL for (int order = PLANES - 1; order >= 0; order--)
+            UNROLL for (int i = 0; i <= order; i++)
+              mma_input(c, maker.x[i][k_step], b[order - i][half * 2], b[order - i][half * 2 + 1]);
+          UNROLL for (int e = 0; e < 4; e++) product[pair * 2 + half][e] += c[e];
+        }
+      }
+    }
+  }
+  const float scale = (float)p.scale;
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++)
+    UNROLL for (int e = 0; e < 4; e++) {
+      i32 row = (warp % ROW_TILES) * 16 + g + (e >> 1) * 8, column = (first_column_tile + c) * 8 + 2 * t + (e & 1);
+      float distance = (shared.x_squares[row] + shared.y_squares[column]) - 2.0f * product[c][e];
+      put_cost(ring, start, chunks, s, row, column, tile, max_of(distance, distance - distance) * scale, maker.bad);
+    }
+#endif
+}
+
+DEVICE void report(const Params& p, const Strip& s, bool bad) {
+  if (bad) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
+}
+
+// Row pairs of a lane, read and written in one access.
+struct alignas(4 * LANE_ROWS) LaneReals { float row[LANE_ROWS]; };
+
+// ---- forward
+struct alignas(16) ForwardShared {
+  alignas(16) Step costs[FORWARD_CHUNKS * 32];
+  CostShared making;
+  StoredState top[32], bottom[32];
+  u32 ticket;
+};
+
+static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  ForwardShared& shared = *(ForwardShared*)memory;
+  const i32 lane = (i32)lane_index(), warp = (i32)warp_index();
+  if (thread_index() == 0) shared.ticket = next_ticket(p);
+#if BANDED
+  const float blank = 2.0f * FORBIDDEN_FROM;
+#else
+  const float blank = 0.0f;
+#endif
+  for (i32 i = (i32)thread_index(); i < FORWARD_CHUNKS * 32 * STEP_STRIDE; i += 160) (&shared.costs[0][0])[i] = blank;
+  block_barrier();
+  const u32 ticket = shared.ticket;
+  const Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), (i32)(ticket / (u32)p.batch));
+  if (!s.valid) {
+    if (s.index == 0 && thread_index() == 0) ((result_type*)p.value)[s.pair] = float_of(0x7fc00000u);
+    return;
+  }
+  if (!s.present) return;
+  const i32 begin = first_chunk(s), finish = last_step(s) / 32, tiles_end = last_tile(s);
+
+  if (warp > 0) {  // the cost makers
+    const i32 thread = (i32)thread_index() - 32;
+    i32 tile = begin;
+    CostMaker maker = open_costs(p, s, shared.making, tile, thread);
+    make_costs(maker, p, s, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
+    block_barrier();
+    for (i32 chunk = begin; chunk <= finish; chunk++) {
+      tile = chunk + 1;
+      if (tile <= tiles_end)
+        make_costs(maker, p, s, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
+      block_barrier();
+    }
+    report(p, s, maker.bad);
+    return;
+  }
+
+  // The walker.
+  const u32 owner_in = (u32)(s.index - 1), owner_out = (u32)s.index;
+  const HandoffRow row_in = handoff_row(p, s.pair, s.index - 1), row_out = handoff_row(p, s.pair, s.index);
+  StoredState* bound = saved_bound(p, s, s.index);
+  Walker w = fresh_walker();
+  if (s.index == 0 && lane == 0) w.above = one();
+  const i32 end = s.is_last ? final_step(s) : -1;
+  Scaled result = no_path();
+  // The row above is asked for one part ahead; only if it was not there yet is it polled.
+  RowWord ahead{};
+  bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, begin * 32 + lane);
+  if (wanted) ahead = load_word(row_in, begin * 32 + lane);
+  block_barrier();
+  for (i32 chunk = begin; chunk <= finish; chunk++) {
+    const i32 base = chunk * 32;
+    const Step* costs = shared.costs + ring_start(chunk, FORWARD_CHUNKS);
+    if (p.save && chunk % CHUNKS_PER_CHECKPOINT == 0) store_walker(saved_state(p, s, chunk / CHUNKS_PER_CHECKPOINT), w);
+    UNROLL_BY(1) for (i32 part = 0; part < 32; part += HANDOFF) {
+      StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+      if (wanted) {
+        if (!is_from(ahead, owner_in)) ahead = await_word(row_in, base + part + lane, owner_in);
+        Scaled z = unpack_state(ahead);
+        top = StoredState{z.f, z.n};
+      }
+      if (lane < HANDOFF) shared.top[lane] = top;
+      wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
+      if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
+      warp_barrier();
+      const bool has_end = end >= base + part && end < base + part + HANDOFF;
+      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8)
+      UNROLL for (i32 k = eight; k < eight + 8; k++) {
+        LaneReals here = *(const LaneReals*)&costs[part + k][lane * LANE_ROWS];
+        advance(w, here.row, shared.top[k], [](int, const Terms&, real) {});
+        if (k % 8 == 7) renormalize(w);
+        if (lane == 31) shared.bottom[k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
+        if (has_end && base + part + k == end) {
+          UNROLL for (int q = 0; q < LANE_ROWS; q++)
+            if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
+        }
+      }
+      warp_barrier();
+      i32 column = base + part + lane - (STRIP_ROWS - 1);
+      if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
+        StoredState z = shared.bottom[lane];
+        store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
+        if (p.save) bound[column] = z;
+      }
+      warp_barrier();
+    }
+    block_barrier();
+  }
+  if (s.is_last && (s.n - 1 - s.first_row) / LANE_ROWS == lane) {
+    ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
+    report(p, s, result.n >= 1 << 29);
+  }
+}
+
+// ---- backward
+struct GradShared {
+#if MODE == 3
+  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
+  alignas(16) PlaneRow y[PLANES * 32];
+#elif MODE == 1
+  float x[STRIP_ROWS][DIMS];
+  float y[32][DIMS];
+  float part[4][STRIP_ROWS][DIMS + 1];
+#endif
+  float centre[MODE == 3 ? DIMS : 1];
+  float row_sums[STRIP_ROWS];
+};
+struct alignas(16) BackwardShared {
+  alignas(16) Step costs[COST_CHUNKS * 32];
+  alignas(16) Step align[ALIGN_CHUNKS * 32];
+  alignas(16) LaneReals up[SHARE_SLOTS][32][32];
+  alignas(16) LaneReals left[SHARE_SLOTS][32][32];
+  alignas(16) LaneReals diagonal[SHARE_SLOTS][32][32];
+  CostShared making;
+  GradShared grads;
+  StoredState top[32];
+  Flow flow_in[32], flow_out[32];
+  u32 ticket;
+};
+
+// Where the shares of a chunk live. With two chunks to a checkpoint the second always uses slot 1 and the first takes
+// turns between 0 and 2: the sweep still reads it while the next checkpoint's first chunk is recomputed.
+DEVICE i32 share_slot(i32 order, i32 sub) {
+#if CHUNKS_PER_CHECKPOINT == 1
+  return order & 1;
+#else
+  return sub == 1 ? 1 : (order & 1) * 2;
+#endif
+}
+
+// Gradients of the tile that the sweep has just completed, by a group of 128 threads.
+struct GradMaker {
+#if MODE == 3
+#if !SLICED
+  float gx[(DIMS / 8) / WARPS_PER_ROW_TILE][4];
+#endif
+  float row_sum[2];
+  RowBlock next;
+#elif MODE == 1
+  float gx[LANE_ROWS][DIMS];
+#endif
+};
+
+DEVICE float align_at(const Step* ring, i32 start, i32 row, i32 column) {
+  return ring[ring_step(start, column + row, ALIGN_CHUNKS)][row];
+}
+
+#if MODE == 3
+#define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)
+#define GY_TILES (DIMS / 16)
+DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, i32 slice, i32 thread) {
+  Features x = features_x(p, s);
+  UNROLL for (int half = 0; half < LANE_ROWS; half++) {
+    RowBlock block = fetch_rows(x, s.first_row + half * 32, slice, thread);
+    stage_rows(shared.x + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, shared.centre, nullptr, nullptr, slice, thread);
+  }
+}
+#endif
+
+DEVICE GradMaker open_gradients(const Params& p, const Strip& s, GradShared& shared, i32 first, i32 thread) {
+  GradMaker maker;
+#if MODE == 3
+  maker.row_sum[0] = maker.row_sum[1] = 0.0f;
+#if !SLICED
+  UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.gx[i][e] = 0.0f;
+  set_centre(shared.centre, p, s, 0, thread);
+  group_barrier(GRAD_BARRIER, GROUP);
+  stage_x(shared, p, s, 0, thread);
+  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#endif
+#elif MODE == 1
+  Features x = features_x(p, s);
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] = 0.0f;
+  for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) shared.x[i / DIMS][i % DIMS] = feature(x, s.first_row + i / DIMS, i % DIMS);
+#endif
+  return maker;
+}
+
+struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
+DEVICE Turn turn_of(const Params& p, const Strip& s, i32 tile) {
+  Turn turn;
+  turn.first = s.is_last || !touches(strip_of(p, s.pair, s.index + 1), tile);
+  turn.last = s.index == 0 || !touches(strip_of(p, s.pair, s.index - 1), tile);
+  return turn;
+}
+DEVICE void add_to_gy(const Params& p, const Turn& turn, i64 at, float v) {
+  if (!turn.first) v += load_fresh((const float*)p.sum_y + at);
+  if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
+  else ((float*)p.sum_y)[at] = v;
+}
+
+DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, bool first_time,
+                           float factor, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS);
+  const i32 lane = thread & 31, warp = thread >> 5;
+  const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
+#if MODE == 0
+  for (i32 r = warp; r < STRIP_ROWS; r += 4) {
+    i32 row = s.first_row + r, column = tile * 32 + lane;
+    if (row < s.n && column < s.m) {
+      float e = align_at(ring, start, r, lane);
+      // What leaked through forbidden cells is far below the last bit of anything: exactly zero.
+      e = in_band(s, row, column) && !(e < 1.0e-28f) ? e * factor : 0.0f;
+      store_gradient(p.grad_x, ((i64)s.pair * p.n + row) * p.m + column, e, p.grad_x_wide);
+    }
+  }
+#elif MODE == 1
+  Features y = features_y(p, s);
+  for (i32 i = thread; i < 32 * DIMS; i += GROUP) shared.y[i / DIMS][i % DIMS] = feature(y, tile * 32 + i / DIMS, i % DIMS);
+  group_barrier(GRAD_BARRIER, GROUP);
+  if (p.grad_x) {
+    UNROLL_BY(2) for (int c = 0; c < 8; c++) {
+      i32 column = warp * 8 + c;
+      UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+        float e = align_at(ring, start, lane + q * 32, column);
+        UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] += e * (shared.x[lane + q * 32][k] - shared.y[column][k]);
+      }
+    }
+  }
+  if (p.grad_y) {
+    const Turn turn = turn_of(p, s, tile);
+    float sum[(DIMS + 3) / 4];
+    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) sum[i] = 0.0f;
+    UNROLL_BY(4) for (int r = STRIP_ROWS - 1; r >= 0; r--) {
+      float e = align_at(ring, start, r, lane);
+      UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
+        i32 k = warp + i * 4;
+        if (k < DIMS) sum[i] += e * (shared.y[lane][k] - shared.x[r][k]);
+      }
+    }
+    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
+      i32 k = warp + i * 4;
+      if (k < p.d && lane < columns) add_to_gy(p, turn, ((i64)s.pair * p.m + tile * 32 + lane) * p.d + k, 2.0f * factor * sum[i]);
+    }
+  }
+#else
+  const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
+  Features y = features_y(p, s);
+  const Turn turn = turn_of(p, s, tile);
+  // E as fragments: rows for gX, columns for gY.
+  const i32 row_tile = (warp % ROW_TILES) * 16;
+  u32 e_rows[2][ALIGN_PLANES][4];
+  if (p.grad_x) {
+    UNROLL for (int k_step = 0; k_step < 2; k_step++)
+      UNROLL for (int r = 0; r < 4; r++) {
+        i32 row = row_tile + g + (r & 1) * 8, column = k_step * 16 + 2 * t + (r >> 1) * 8;
+        float a = align_at(ring, start, row, column), b = align_at(ring, start, row, column + 1);
+        maker.row_sum[r & 1] += a + b;
+        u32 planes[ALIGN_PLANES];
+        split(planes, a, b);
+        UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_rows[k_step][plane][r] = planes[plane];
+      }
+  }
+  const i32 column_tile = (warp & 1) * 16, first_feature_tile = (warp >> 1) * GY_TILES;
+#if SLICED
+  for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+    group_barrier(GRAD_BARRIER, GROUP);
+    set_centre(shared.centre, p, s, slice, thread);
+    group_barrier(GRAD_BARRIER, GROUP);
+    stage_x(shared, p, s, slice, thread);
+    maker.next = fetch_rows(y, tile * 32, slice, thread);
+    float gx[GX_TILES][4];
+    UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gx[i][e] = 0.0f;
+#else
+  {
+    const i32 slice = 0;
+    float (&gx)[GX_TILES][4] = maker.gx;
+#endif
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, nullptr, nullptr, slice, thread);
+#if !SLICED
+    if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
+#endif
+    group_barrier(GRAD_BARRIER, GROUP);
+    if (p.grad_x) {  // gX += E Y: k runs over columns, so y's planes are read transposed
+      const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
+      UNROLL for (int k_step = 0; k_step < 2; k_step++)
+        UNROLL for (int pair = 0; pair < GX_TILES / 2; pair++) {
+          u32 b[PLANES][4];
+          UNROLL for (int plane = 0; plane < PLANES; plane++)
+            load_matrices_transposed(b[plane], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                        [(first_tile_of_warp + pair * 2 + (matrix >> 1)) * 8]);
+          UNROLL for (int half = 0; half < 2; half++) {
+            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            UNROLL for (int i = ALIGN_PLANES - 1; i >= 0; i--)
+              UNROLL for (int j = PLANES - 1; j >= 0; j--)
+                if (KEEP_PRODUCT(i, j, ALIGN_PLANES)) mma_input(c, e_rows[k_step][i], b[j][half * 2], b[j][half * 2 + 1]);
+            UNROLL for (int e = 0; e < 4; e++) gx[pair * 2 + half][e] += c[e];
+          }
+        }
+    }
+    if (p.grad_y) {  // gY = E' X: k runs over rows
+      float gy[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
+      UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gy[i][e] = 0.0f;
+      UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
+        u32 e_columns[ALIGN_PLANES][4];
+        UNROLL for (int r = 0; r < 4; r++) {
+          i32 column = column_tile + g + (r & 1) * 8, row = k_step * 16 + 2 * t + (r >> 1) * 8;
+          float a = align_at(ring, start, row, column), b = align_at(ring, start, row + 1, column);
+          column_sum[r & 1] += a + b;
+          u32 planes[ALIGN_PLANES];
+          split(planes, a, b);
+          UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_columns[plane][r] = planes[plane];
+        }
+        UNROLL for (int pair = 0; pair < (GY_TILES + 1) / 2; pair++) {
+          u32 b[PLANES][4];
+          UNROLL for (int plane = 0; plane < PLANES; plane++)
+            load_matrices_transposed(b[plane], &shared.x[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                        [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
+          UNROLL for (int half = 0; half < 2; half++) {
+            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            UNROLL for (int i = ALIGN_PLANES - 1; i >= 0; i--)
+              UNROLL for (int j = PLANES - 1; j >= 0; j--)
+                if (KEEP_PRODUCT(i, j, ALIGN_PLANES)) mma_input(c, e_columns[i], b[j][half * 2], b[j][half * 2 + 1]);
+            UNROLL for (int e = 0; e < 4; e++) gy[pair * 2 + half][e] += c[e];
+          }
+        }
+      }
+      UNROLL for (int h = 0; h < 2; h++) {
+        column_sum[h] += from_lane_xor(column_sum[h], 1);
+        column_sum[h] += from_lane_xor(column_sum[h], 2);
+      }
+      UNROLL for (int i = 0; i < GY_TILES; i++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          i32 column = column_tile + g + (e >> 1) * 8, k = (first_feature_tile + i) * 8 + 2 * t + (e & 1);
+          if (column < columns && slice * DIMS + k < p.d) {
+            float v = 0.0f;
+            UNROLL for (int plane = PLANES - 1; plane >= 0; plane--) v += plane_value(shared.y[plane * 32 + column][k]);
+            add_to_gy(p, turn, ((i64)s.pair * p.m + tile * 32 + column) * p.d + slice * DIMS + k,
+                      2.0f * factor * (v * column_sum[e >> 1] - gy[i][e]));
+          }
+        }
+    }
+#if SLICED
+    // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
+    if (p.grad_x) {
+      const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
+      UNROLL for (int i = 0; i < GX_TILES; i++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t + (e & 1);
+          if (row < s.n && k < p.d) {
+            float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
+            *at = (first_time ? 0.0f : *at) + gx[i][e];
+          }
+        }
+    }
+#endif
+  }
+#endif
+}
+
+DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, GradShared& shared, float factor, i32 thread) {
+  const i32 lane = thread & 31, warp = thread >> 5;
+  if (!p.grad_x) return;
+#if MODE == 1
+  UNROLL for (int q = 0; q < LANE_ROWS; q++)
+    UNROLL for (int k = 0; k < DIMS; k++) shared.part[warp][lane + q * 32][k] = maker.gx[q][k];
+  group_barrier(GRAD_BARRIER, GROUP);
+  for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) {
+    i32 r = i / DIMS, k = i % DIMS;
+    float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
+    if (s.first_row + r < s.n && k < p.d)
+      store_gradient(p.grad_x, ((i64)s.pair * p.n + s.first_row + r) * p.d + k, 2.0f * factor * sum, p.grad_x_wide);
+  }
+#elif MODE == 3
+  const i32 g = lane >> 2, t = lane & 3, row_tile = (warp % ROW_TILES) * 16;
+  UNROLL for (int h = 0; h < 2; h++) {
+    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 1);
+    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 2);
+  }
+  Features x = features_x(p, s);
+#if SLICED
+  const i32 slices = (p.d + DIMS - 1) / DIMS;
+#else
+  const i32 slices = 1;
+#endif
+  for (i32 slice = 0; slice < slices; slice++)
+    UNROLL for (int i = 0; i < GX_TILES; i++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t + (e & 1);
+        if (row < s.n && k < p.d) {
+          i64 at = ((i64)s.pair * p.n + row) * p.d + k;
+#if SLICED
+          float sum = ((float*)p.sum_x)[at];
+#else
+          float sum = maker.gx[i][e];
+#endif
+          float v = feature(x, row, k) - centre_of(x, s, k);
+          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum), p.grad_x_wide);
+        }
+      }
+#endif
+}
+
+#define BACKWARD_THREADS (32 * 11)
+static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  BackwardShared& shared = *(BackwardShared*)memory;
+  const i32 lane = (i32)lane_index(), warp = (i32)warp_index();
+  if (thread_index() == 0) shared.ticket = next_ticket(p);
+#if BANDED
+  const float blank = 2.0f * FORBIDDEN_FROM;
+#else
+  const float blank = 0.0f;
+#endif
+  for (i32 i = (i32)thread_index(); i < COST_CHUNKS * 32 * STEP_STRIDE; i += BACKWARD_THREADS) (&shared.costs[0][0])[i] = blank;
+  for (i32 i = (i32)thread_index(); i < ALIGN_CHUNKS * 32 * STEP_STRIDE; i += BACKWARD_THREADS) (&shared.align[0][0])[i] = 0.0f;
+  block_barrier();
+  const u32 ticket = shared.ticket;
+  const Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), p.strips - 1 - (i32)(ticket / (u32)p.batch));
+  if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
+
+  const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
+  const i32 last_checkpoint = last_step(s) / CHECKPOINT, first_checkpoint = s.first_column / CHECKPOINT;
+  const i32 chunks = (last_checkpoint - first_checkpoint + 1) * CHUNKS_PER_CHECKPOINT;
+  const i32 top_chunk = (last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
+  // Slot t: recompute does chunk t of its order while t < chunks; the sweep is CHUNKS_PER_CHECKPOINT slots behind and
+  // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
+  const i32 slots = chunks + CHUNKS_PER_CHECKPOINT + 1;
+
+  if (warp == 0) {  // recompute
+    const StoredState* bound = saved_bound(p, s, s.index - 1);
+    Walker w = fresh_walker();
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      if (slot < chunks) {
+        const i32 order = slot / CHUNKS_PER_CHECKPOINT, sub = slot % CHUNKS_PER_CHECKPOINT;
+        const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub, base = chunk * 32;
+        StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+        if (s.index > 0 && in_band(s, s.first_row - 1, base + lane)) top = bound[base + lane];
+        if (sub == 0) w = load_walker(saved_state(p, s, last_checkpoint - order));
+        shared.top[lane] = top;
+        warp_barrier();
+        const i32 at = share_slot(order, sub);
+        const Step* costs = shared.costs + ring_start(chunk, COST_CHUNKS);
+        UNROLL_BY(2) for (i32 eight = 0; eight < 32; eight += 8) {
+          UNROLL for (i32 k = 0; k < 8; k++) {
+            LaneReals here = *(const LaneReals*)&costs[eight + k][lane * LANE_ROWS];
+            LaneReals su, sl, sd;
+            advance(w, here.row, shared.top[eight + k], [&](int q, const Terms& t, real sum) {
+              Shares share = shares_of(t, sum);
+              su.row[q] = share.up;
+              sl.row[q] = share.left;
+              sd.row[q] = share.diagonal;
+            });
+            shared.up[at][eight + k][lane] = su;
+            shared.left[at][eight + k][lane] = sl;
+            shared.diagonal[at][eight + k][lane] = sd;
+          }
+          renormalize(w);
+        }
+      }
+      block_barrier();
+    }
+  } else if (warp == 1) {  // sweep
+    const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
+    const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
+    const float value = ((const float*)p.value)[s.pair];
+    const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
+    const i32 end = s.is_last ? final_step(s) : -1;
+    float up[LANE_ROWS], left[LANE_ROWS], diagonal[LANE_ROWS], diagonal_before[LANE_ROWS], diagonal_in = 0.0f;
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) up[q] = left[q] = diagonal[q] = diagonal_before[q] = 0.0f;
+    i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
+    bool wanted = !s.is_last && in_band(s, s.first_row + STRIP_ROWS, column);
+    RowWord ahead{};
+    if (wanted) ahead = load_word(row_in, column);
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      const i32 behind = slot - CHUNKS_PER_CHECKPOINT;
+      if (behind >= 0 && behind < chunks) {
+        const i32 chunk = top_chunk - behind, base = chunk * 32;
+        const i32 order = behind / CHUNKS_PER_CHECKPOINT, sub = chunk % CHUNKS_PER_CHECKPOINT;
+        const i32 at = share_slot(order, sub);
+        Flow flow{0.0f, 0.0f, 0.0f};
+        if (wanted) {
+          column = base + lane - (STRIP_ROWS - 1);
+          if (!is_from(ahead, owner_in)) ahead = await_word(row_in, column, owner_in);
+          flow = unpack_flow(ahead);
+        }
+        shared.flow_in[lane] = flow;
+        column = base - 32 + lane - (STRIP_ROWS - 1);
+        wanted = !s.is_last && in_band(s, s.first_row + STRIP_ROWS, column);
+        if (wanted) ahead = load_word(row_in, column);
+        warp_barrier();
+        Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
+        const bool has_end = end >= base && end < base + 32;
+        UNROLL_BY(2) for (i32 eight = 24; eight >= 0; eight -= 8) {
+          UNROLL for (i32 k = 7; k >= 0; k--) {
+            LaneReals su = shared.up[at][eight + k][lane], sl = shared.left[at][eight + k][lane],
+                      sd = shared.diagonal[at][eight + k][lane];
+            Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0.0f};
+            if (lane == 31) in = shared.flow_in[eight + k];
+            LaneReals e;
+            UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+              const int below = q + 1 < LANE_ROWS ? q + 1 : q;
+              float from_up = q + 1 < LANE_ROWS ? up[below] : in.up;
+              float from_diagonal = q + 1 < LANE_ROWS ? diagonal_before[below] : diagonal_in;
+              e.row[q] = left[q] + from_diagonal + from_up;
+              if (has_end && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
+              diagonal_before[q] = diagonal[q];
+              up[q] = e.row[q] * su.row[q];
+              left[q] = e.row[q] * sl.row[q];
+              diagonal[q] = e.row[q] * sd.row[q];
+            }
+            diagonal_in = in.diagonal;
+            *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
+            if (lane == 0) shared.flow_out[eight + k] = Flow{up[0], diagonal[0], 0.0f};
+          }
+        }
+        warp_barrier();
+        if (s.index > 0 && in_band(s, s.first_row, base + lane)) {
+          Flow out = shared.flow_out[lane];
+          store_word(row_out, base + lane, pack_flow(out, owner_out));
+        }
+      }
+      block_barrier();
+    }
+  } else if (warp < 6) {  // costs: tiles from right to left, as many ahead of recompute as its first checkpoint needs
+    const i32 thread = (i32)thread_index() - 64;
+    const i32 begin = last_tile(s), lowest = first_tile(s);
+    i32 tile = begin;
+    CostMaker maker = open_costs(p, s, shared.making, tile, thread);
+    const i32 needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
+    for (; tile >= lowest && tile >= needed; tile--) {
+      make_costs(maker, p, s, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
+      group_barrier(COST_BARRIER, GROUP);
+    }
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      if (tile >= lowest && tile == needed - 1 - slot) {
+        make_costs(maker, p, s, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
+        tile--;
+      }
+      block_barrier();
+    }
+  } else if (warp < 10) {  // gradients
+    const i32 thread = (i32)thread_index() - 192;
+    const float factor = ((const float*)p.grad)[s.pair];
+    GradMaker maker = open_gradients(p, s, shared.grads, last_tile(s), thread);
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
+      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile))
+        make_gradients(maker, p, s, shared.grads, shared.align, tile, tile == last_tile(s), factor, thread);
+      block_barrier();
+    }
+    close_gradients(maker, p, s, shared.grads, factor, thread);
+  } else {  // the porter
+    u32* turns = p.turns + (i64)s.pair * p.tiles;
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      // Gradients work on `tile` in this slot, on tile + 1 in the one before, on tile - 1 in the next.
+      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
+      if (MODE != 0 && p.grad_y && lane == 0) {
+        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(p, s, tile + 1).last)
+          store_release(&turns[tile + 1], (u32)walk_index);
+        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(p, s, tile - 1).first)
+          while (load_acquire(&turns[tile - 1]) != (u32)(walk_index - 1)) wait_a_little();
+      }
+      block_barrier();
+    }
+    const i32 tile = top_chunk - (slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
+    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(p, s, tile).last)
+      store_release(&turns[tile], (u32)walk_index);
+  }
+}

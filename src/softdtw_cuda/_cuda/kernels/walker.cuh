@@ -1,0 +1,69 @@
+// The lanes of a warp walking a strip, one anti-diagonal per step; see inline.cu for why the order is legal.
+#pragma once
+
+// Two antidiagonals: what a lane must remember from one step to the next.
+struct Walker {
+  Scaled current[LANE_ROWS];   // each row's last cell
+  Scaled previous[LANE_ROWS];  // each row's cell before that; the last row's is not used
+  Scaled above;                // the row above the lane's first, two steps ago: its next diagonal
+};
+DEVICE Walker fresh_walker() {
+  Walker w;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) w.current[q] = w.previous[q] = no_path();
+  w.above = no_path();
+  return w;
+}
+struct alignas(sizeof(real) * 2) StoredState { real f; exponent n; };
+#define STATE_SLOTS (2 * LANE_ROWS)
+DEVICE void store_walker(StoredState* slots, const Walker& w) {
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) slots[q * 32 + lane_index()] = StoredState{w.current[q].f, w.current[q].n};
+  UNROLL for (int q = 0; q < LANE_ROWS - 1; q++)
+    slots[(LANE_ROWS + q) * 32 + lane_index()] = StoredState{w.previous[q].f, w.previous[q].n};
+  slots[(2 * LANE_ROWS - 1) * 32 + lane_index()] = StoredState{w.above.f, w.above.n};
+}
+DEVICE Walker load_walker(const StoredState* slots) {
+  Walker w = fresh_walker();
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    StoredState v = slots[q * 32 + lane_index()];
+    w.current[q] = Scaled{v.f, v.n};
+  }
+  UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) {
+    StoredState v = slots[(LANE_ROWS + q) * 32 + lane_index()];
+    w.previous[q] = Scaled{v.f, v.n};
+  }
+  StoredState v = slots[(2 * LANE_ROWS - 1) * 32 + lane_index()];
+  w.above = Scaled{v.f, v.n};
+  return w;
+}
+// Checkpoints and bottom rows are kept from the band's first column on.
+DEVICE StoredState* saved_state(const Params& p, const Strip& s, i32 checkpoint) {
+  StoredState* states = (StoredState*)(p.states + s.pair * p.pair_bytes);
+  return states + ((i64)s.index * p.checkpoints + checkpoint - s.first_column / CHECKPOINT) * (STATE_SLOTS * 32);
+}
+// Strip `index`'s bottom row, to be indexed by column.
+DEVICE StoredState* saved_bound(const Params& p, const Strip& s, i32 index) {
+  i32 first = (index + 1) * STRIP_ROWS - 1 - s.bandwidth;
+  return (StoredState*)(p.bounds + s.pair * p.pair_bytes) + (i64)index * p.bound_columns - (first > 0 ? first : 0);
+}
+
+// One step of (5, 6). `top` is the row above the strip, for lane 0. Calls keep(q, terms, sum) for each row's cell.
+// Rows from the last to the first, so that a row still finds the row above it as it was one step ago.
+template <int Q, class Keep>
+DEVICE void advance_rows(Walker& w, const real (&cost)[LANE_ROWS], const Scaled& up, Keep keep) {
+  Scaled above = up, diagonal = w.above;
+  if constexpr (Q > 0) { above = w.current[Q - 1]; diagonal = w.previous[Q - 1]; }
+  Terms t = align(above, w.current[Q], diagonal);
+  real sum = sum_of(t);
+  keep(Q, t, sum);
+  w.previous[Q] = w.current[Q];
+  w.current[Q] = times(sum, t.m, weight_of(cost[Q]));
+  if constexpr (Q > 0) advance_rows<Q - 1>(w, cost, up, keep);
+}
+template <class Keep>
+DEVICE void advance(Walker& w, const real (&cost)[LANE_ROWS], const StoredState& top, Keep keep) {
+  Scaled up{from_lane_above(w.current[LANE_ROWS - 1].f), from_lane_above(w.current[LANE_ROWS - 1].n)};
+  if (lane_index() == 0) up = Scaled{top.f, top.n};
+  advance_rows<LANE_ROWS - 1>(w, cost, up, keep);
+  w.above = up;
+}
+DEVICE void renormalize(Walker& w) { UNROLL for (int q = 0; q < LANE_ROWS; q++) renormalize(w.current[q]); }

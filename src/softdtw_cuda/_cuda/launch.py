@@ -1,0 +1,355 @@
+"""Tensors in, tensors out: allocates through torch, fills in `Params`, launches on torch's current stream.
+
+Nothing here waits for the GPU or reads from it. Each call makes one buffer of bytes (laid out by `config`), fills its
+front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples and is usually over
+at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import config
+from .compile import binary_of
+from .config import TILE, Kernel, Layout, Plan
+from .params import Params
+
+_LOG2_E = math.log2(math.e)
+_LN_2 = math.log(2.0)
+_REDO_BLOCKS_PER_PROCESSOR = 4
+
+
+class _Loaded(NamedTuple):
+    """Handles of a kernel's functions on one device; `module` keeps them alive."""
+
+    module: Any
+    forward: int
+    backward: int
+
+
+class Gpu:
+    """What the launcher needs of a GPU: memory, the current stream, kernels. The tests put an emulator here."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
+        self._loading = threading.Lock()
+        self._launch_kernel: Any = None
+
+    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory from torch's caching allocator."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The same, cleared."""
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
+        """Queues a kernel on torch's current stream of `device`."""
+        index: int = device.index
+        loaded = self._loaded.get((kernel, index)) or self._load(kernel, index)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        if backward:
+            handle, threads, shared = loaded.backward, kernel.backward_threads, kernel.backward_shared
+        else:
+            handle, threads, shared = loaded.forward, kernel.forward_threads, kernel.forward_shared
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        here = torch.cuda.current_device()
+        if here != index:
+            torch.cuda.set_device(index)
+        try:
+            (status,) = self._launch_kernel(
+                handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), 0
+            )
+        finally:
+            if here != index:
+                torch.cuda.set_device(here)
+        if status:
+            raise RuntimeError(f"softdtw_cuda: launching {kernel.source} failed: {status}")
+
+    def _load(self, kernel: Kernel, index: int) -> _Loaded:
+        with self._loading:
+            found = self._loaded.get((kernel, index))
+            if found is not None:
+                return found
+            from cuda.bindings import driver
+            from cuda.core import Device, ObjectCode
+
+            properties = torch.cuda.get_device_properties(index)
+            binary = binary_of(kernel, f"sm_{properties.major}{properties.minor}")
+            with torch.cuda.device(index):
+                torch.cuda.current_stream(index).query()  # torch's context is the one to load into
+                Device(index).set_current()
+                module = ObjectCode.from_cubin(binary)
+                handles = []
+                for name, shared in (
+                    (kernel.forward_name, kernel.forward_shared),
+                    (kernel.backward_name, kernel.backward_shared),
+                ):
+                    handle = driver.CUkernel(int(module.get_kernel(name).handle))
+                    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    (status,) = driver.cuKernelSetAttribute(attribute, shared, handle, driver.CUdevice(index))
+                    if status:
+                        raise RuntimeError(
+                            f"softdtw_cuda: {name} needs {shared} bytes of shared memory, which "
+                            f"{properties.name} does not give: {status}"
+                        )
+                    handles.append(int(handle))
+            self._launch_kernel = driver.cuLaunchKernel
+            made = _Loaded(module, handles[0], handles[1])
+            self._loaded[kernel, index] = made
+            return made
+
+
+gpu = Gpu()
+
+
+def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
+    return min(batch * kernel.strips(n), _REDO_BLOCKS_PER_PROCESSOR * config.weakest_device().processors)
+
+
+def base_params(
+    kernel: Kernel, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, layout: Layout, pairs: int
+) -> Params:
+    """Arguments that depend on shapes alone; `pairs` is the address of the saved part of the state."""
+    p = Params()
+    p.batch, p.n, p.m, p.d = batch, n, m, d
+    p.bandwidth = bandwidth if bandwidth >= 0 else n + m
+    p.strips = kernel.strips(n)
+    p.checkpoints = kernel.checkpoints(m, bandwidth)
+    p.bound_columns = kernel.bound_columns(m, bandwidth)
+    p.tiles = (m + TILE - 1) // TILE
+    p.scale = _LOG2_E / gamma
+    p.unscale = gamma * _LN_2
+    p.pair_bytes = layout.pair_bytes
+    p.states = pairs
+    p.bounds = pairs + kernel.states_bytes(n, m, bandwidth)
+    return p
+
+
+def _rows_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor itself if its last two dimensions are dense; its batch stride is free."""
+    _, rows, columns = tensor.shape
+    strides = tensor.stride()
+    if (columns == 1 or strides[2] == 1) and (rows == 1 or strides[1] == columns):
+        return tensor
+    return tensor.contiguous()
+
+
+def _batch_stride(tensor: Tensor) -> int:
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+
+
+def _forward(
+    plan: Plan,
+    x: Tensor,
+    y: Tensor | None,
+    batch: int,
+    n: int,
+    m: int,
+    d: int,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    device = x.device
+    wide_type = torch.float64 if x.dtype == torch.float64 else torch.float32
+    value = gpu.empty(batch, wide_type, device)
+    layout = config.forward_layout(plan, batch, n, m, bandwidth, save)
+    buffer = gpu.empty(layout.total, torch.uint8, device)
+    buffer[: layout.filled].fill_(255)
+    base = buffer.data_ptr()
+    kernel = plan.main
+    p = base_params(kernel, batch, n, m, d, gamma, bandwidth, layout, base + layout.pairs)
+    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
+    if y is not None:
+        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
+    p.x_lengths = None if x_lengths is None else x_lengths.data_ptr()
+    p.y_lengths = None if y_lengths is None else y_lengths.data_ptr()
+    p.value = value.data_ptr()
+    p.tickets, p.health, p.ready = base, base + layout.health, base + layout.ready
+    p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
+    p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
+    p.save = save
+    blocks = batch * kernel.strips(n)
+    gpu.run(kernel, False, p, blocks, device)
+    if plan.redo is not None:
+        redo = plan.redo
+        p.strips, p.redo, p.save = redo.strips(n), 1, 0
+        p.tickets = base + 4
+        gpu.run(redo, False, p, _redo_blocks(redo, batch, n), device)
+    return value, buffer if save else buffer.new_empty(0)
+
+
+def _backward(
+    plan: Plan,
+    grad: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    value: Tensor,
+    state: Tensor,
+    batch: int,
+    n: int,
+    m: int,
+    d: int,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    grad_x: Tensor | None,
+    grad_y: Tensor | None,
+) -> None:
+    device = x.device
+    saved = config.forward_layout(plan, batch, n, m, bandwidth, True)
+    layout = config.backward_layout(plan, batch, n, m)
+    grad = grad.to(value.dtype).contiguous()
+    buffer = gpu.empty(layout.total, torch.uint8, device)
+    buffer[: layout.filled].fill_(255)
+    base, state_base = buffer.data_ptr(), state.data_ptr()
+    kernel = plan.main
+    pairs = state_base + saved.pairs
+    p = base_params(kernel, batch, n, m, d, gamma, bandwidth, saved, pairs)
+    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
+    if y is not None:
+        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
+    p.x_lengths = None if x_lengths is None else x_lengths.data_ptr()
+    p.y_lengths = None if y_lengths is None else y_lengths.data_ptr()
+    p.grad, p.value = grad.data_ptr(), value.data_ptr()
+    sums = []
+    if grad_x is not None:
+        p.grad_x = p.sum_x = grad_x.data_ptr()
+        p.grad_x_wide = grad_x.dtype == torch.float32
+        if grad_x.dtype in (torch.float16, torch.bfloat16) and y is not None:
+            sums.append(gpu.empty(grad_x.shape, torch.float32, device))
+            p.sum_x = sums[-1].data_ptr()
+    if grad_y is not None:
+        p.grad_y = p.sum_y = grad_y.data_ptr()
+        p.grad_y_wide = grad_y.dtype == torch.float32
+        if grad_y.dtype in (torch.float16, torch.bfloat16):
+            sums.append(gpu.empty(grad_y.shape, torch.float32, device))
+            p.sum_y = sums[-1].data_ptr()
+    p.tickets, p.health, p.turns = base, state_base + saved.health, base + layout.turns
+    p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
+    p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
+    blocks = batch * kernel.strips(n)
+    gpu.run(kernel, True, p, blocks, device)
+    if plan.redo is not None:
+        redo = plan.redo
+        q = base_params(redo, batch, n, m, d, gamma, bandwidth, saved, pairs)
+        for name in _SAME_IN_REDO:
+            setattr(q, name, getattr(p, name))
+        q.redo = 1
+        q.more_rows, q.more_row_bytes = state_base + saved.rows, saved.row_bytes
+        blocks = _redo_blocks(redo, batch, n)
+        # The forward's second walk kept nothing: walk once more with wide states in the pair's own place.
+        q.save, q.tickets, q.ready = 1, base + 4, base + layout.ready
+        turns, q.turns = q.turns, None
+        value_again = gpu.empty(batch, value.dtype, device)
+        q.value = value_again.data_ptr()
+        gpu.run(redo, False, q, blocks, device)
+        q.save, q.tickets, q.ready, q.turns = 0, base + 8, base + layout.ready + 4 * batch, turns
+        q.value = value.data_ptr()
+        gpu.run(redo, True, q, blocks, device)
+
+
+_SAME_IN_REDO = (
+    "x x_stride y y_stride x_lengths y_lengths grad value grad_x grad_y sum_x sum_y grad_x_wide grad_y_wide "
+    "health turns rows row_bytes"
+).split()
+
+
+def fused_forward(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """Values (B,) of x (B or 1, N, D) against y (B or 1, M, D), and the state that the backward needs."""
+    x, y = _rows_contiguous(x), _rows_contiguous(y)
+    n, d = x.shape[1:]
+    m = y.shape[1]
+    batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
+    plan = config.fused_plan(n, d, x.dtype, bandwidth)
+    return _forward(plan, x, y, batch, n, m, d, gamma, bandwidth, x_lengths, y_lengths, save)
+
+
+def fused_backward(
+    grad: Tensor,
+    x: Tensor,
+    y: Tensor,
+    value: Tensor,
+    state: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    need_x: bool,
+    need_y: bool,
+) -> tuple[Tensor, Tensor]:
+    """Per-sample gradients (B, N, D) and (B, M, D); empty where not needed, float32 at least where broadcast."""
+    x, y = _rows_contiguous(x), _rows_contiguous(y)
+    n, d = x.shape[1:]
+    m = y.shape[1]
+    batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
+    plan = config.fused_plan(n, d, x.dtype, bandwidth)
+    new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
+
+    def gradient(series: Tensor, needed: bool) -> Tensor | None:
+        if not needed:
+            return None
+        dtype = series.dtype if series.shape[0] == batch else value.dtype
+        return new((batch, *series.shape[1:]), dtype, x.device)
+
+    grad_x, grad_y = gradient(x, need_x), gradient(y, need_y)
+    _backward(
+        plan, grad, x, y, value, state, batch, n, m, d, gamma, bandwidth, x_lengths, y_lengths, grad_x, grad_y
+    )
+    nothing = x.new_empty(0)
+    return nothing if grad_x is None else grad_x, nothing if grad_y is None else grad_y
+
+
+def cost_forward(
+    cost: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """Values (B,) of cost matrices (B, N, M), and the state that the backward needs."""
+    cost = _rows_contiguous(cost)
+    batch, n, m = cost.shape
+    plan = config.cost_plan(n, cost.dtype, bandwidth)
+    return _forward(plan, cost, None, batch, n, m, 1, gamma, bandwidth, x_lengths, y_lengths, save)
+
+
+def cost_backward(
+    grad: Tensor,
+    cost: Tensor,
+    value: Tensor,
+    state: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+) -> Tensor:
+    """(B, N, M): grad_b times the soft alignment E of eq. (8)."""
+    cost = _rows_contiguous(cost)
+    batch, n, m = cost.shape
+    plan = config.cost_plan(n, cost.dtype, bandwidth)
+    # Cells that no kernel visits, outside the band or in the padding, are zeros.
+    gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
+    _backward(
+        plan, grad, cost, None, value, state, batch, n, m, 1, gamma, bandwidth, x_lengths, y_lengths, gradient, None
+    )
+    return gradient
