@@ -325,6 +325,7 @@ class _Options(ctypes.Structure):
         ("resident", ctypes.c_uint32),
         ("relaxed", ctypes.c_uint32),
         ("shared_flush_start", ctypes.c_uint32),
+        ("stacks", ctypes.c_void_p),
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_uint32),
     )
@@ -355,6 +356,7 @@ class LaunchStatistics:
 
 # Fibers share the process's signal handlers, so one launch runs at a time.
 _launching = threading.Lock()
+_stacks: list[int] = []  # of the lanes of each warp; kept for the next launch, of whatever module
 
 
 class EmulatedModule:
@@ -364,6 +366,7 @@ class EmulatedModule:
         self.kernels = tuple(kernels)
         self._path = library
         self._library = ctypes.CDLL(str(library))
+        self._library.emulator_new_stacks.restype = ctypes.c_void_p
         self._library.emulator_launch.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(_Report)]
 
     def launch(
@@ -426,17 +429,28 @@ class EmulatedModule:
             resident,
             relaxed,
             first_flush == "start",
+            None,
             ctypes.addressof(ranges),
             len(regions),
         )
         report = _Report()
         with _launching:
+            stacks = self._stacks(min(resident, blocks) * threads // 32)
+            options.stacks = ctypes.addressof(stacks)
             failed = self._library.emulator_launch(options, report)
         if failed:
             raise EmulationError(f"{kernel_name}, seed {seed}: {self._explain(report)}")
         for region in regions:
             region.check()
         return LaunchStatistics(report.collectives, report.switches_of_warps, report.failed_polls)
+
+    def _stacks(self, warps: int) -> ctypes.Array[ctypes.c_void_p]:
+        while len(_stacks) < warps:
+            made = self._library.emulator_new_stacks()
+            if not made:
+                raise MemoryError(f"no address space for the stacks of {warps} warps: lower resident")
+            _stacks.append(made)
+        return (ctypes.c_void_p * warps)(*_stacks[:warps])
 
     def _explain(self, report: _Report) -> str:
         message: str = report.message.decode(errors="replace")

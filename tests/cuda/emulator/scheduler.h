@@ -173,6 +173,7 @@ struct LaunchOptions {
   uint32_t blocks, threads, shared_bytes, resident;
   uint32_t relaxed;
   uint32_t shared_flush_start;
+  char** stacks;        // from emulator_new_stacks, one for each warp of the resident blocks
   const Range* ranges;  // of the buffers that races are looked for in
   uint32_t range_count;
 };
@@ -201,8 +202,8 @@ struct Machine {
   uint32_t stuck_warps;
   Warp** runnable;
   uint32_t runnable_count;
-  Warp** pool;
-  uint32_t pool_size;
+  Warp* warps;
+  size_t warps_bytes;
   Block* slots;
   uint32_t slot_count;
   size_t shared_mapping_bytes;
@@ -470,20 +471,6 @@ UNWATCHED inline void lane_main() {
   __builtin_unreachable();
 }
 
-UNWATCHED inline Warp* new_warp() {
-  // Stacks of a power of two would put the same frame of all lanes into the same cache set: they are staggered when
-  // a fiber is prepared.
-  size_t stride = STACK_BYTES + PAGE;
-  Warp* warp = (Warp*)mmap(nullptr, sizeof(Warp), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  char* stacks = (char*)mmap(nullptr, stride * WARP, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (warp == MAP_FAILED || stacks == MAP_FAILED) return nullptr;
-  for (uint32_t i = 0; i < WARP; ++i)
-    if (mprotect(stacks + i * stride, PAGE, PROT_NONE)) return nullptr;
-  warp->stacks = stacks;
-  return warp;
-}
-
 UNWATCHED inline char* stack_of(Warp* warp, uint32_t lane) { return warp->stacks + lane * (STACK_BYTES + PAGE) + PAGE; }
 
 UNWATCHED inline void start_block(Block* block, uint32_t index) {
@@ -512,6 +499,7 @@ UNWATCHED inline void start_block(Block* block, uint32_t index) {
       ring[i] = ring[j];
       ring[j] = i;
     }
+    // Frames of all lanes at equal offsets would fall into the same cache set: the tops of the stacks are staggered.
     for (uint32_t i = 0; i < WARP; ++i) {
       Lane* lane = &warp->lanes[ring[i]];
       lane->next = &warp->lanes[ring[(i + 1) % WARP]];
@@ -743,18 +731,12 @@ UNWATCHED inline bool reserve() {
   uint32_t warps_per_block = options.threads / WARP;
   machine.slot_count = options.resident < options.blocks ? options.resident : options.blocks;
   uint32_t needed = machine.slot_count * warps_per_block;
-  if (needed > machine.pool_size) {
-    Warp** pool = (Warp**)realloc(machine.pool, needed * sizeof(Warp*));
-    Warp** runnable = (Warp**)realloc(machine.runnable, needed * sizeof(Warp*));
-    if (pool) machine.pool = pool;
-    if (runnable) machine.runnable = runnable;
-    if (!pool || !runnable) return false;
-    while (machine.pool_size < needed) {
-      Warp* warp = new_warp();
-      if (!warp) return false;
-      machine.pool[machine.pool_size++] = warp;
-    }
-  }
+  machine.warps_bytes = needed * sizeof(Warp);
+  machine.runnable = (Warp**)malloc(needed * sizeof(Warp*));
+  void* warps = mmap(nullptr, machine.warps_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (warps == MAP_FAILED || !machine.runnable) return false;
+  machine.warps = (Warp*)warps;
+  for (uint32_t w = 0; w < needed; ++w) machine.warps[w].stacks = options.stacks[w];
   machine.runnable_count = 0;
   size_t inner = (options.shared_bytes + PAGE - 1) / PAGE * PAGE;
   machine.shared_mapping_bytes = inner + 2 * SHARED_GUARD_BYTES;
@@ -771,17 +753,20 @@ UNWATCHED inline bool reserve() {
     // checked for writes when the block ends.
     size_t rounded = (options.shared_bytes + 127) / 128 * 128;
     block->shared = mapping + SHARED_GUARD_BYTES + (options.shared_flush_start ? 0 : inner - rounded);
-    for (uint32_t w = 0; w < warps_per_block; ++w) block->warp[w] = machine.pool[s * warps_per_block + w];
+    for (uint32_t w = 0; w < warps_per_block; ++w) block->warp[w] = &machine.warps[s * warps_per_block + w];
   }
   return true;
 }
 
 UNWATCHED inline void release() {
-  if (!machine.slots) return;
-  for (uint32_t s = 0; s < machine.slot_count; ++s)
+  for (uint32_t s = 0; machine.slots && s < machine.slot_count; ++s)
     if (machine.slots[s].mapping) munmap(machine.slots[s].mapping, machine.shared_mapping_bytes);
   free(machine.slots);
+  free(machine.runnable);
+  if (machine.warps) munmap(machine.warps, machine.warps_bytes);
   machine.slots = nullptr;
+  machine.runnable = nullptr;
+  machine.warps = nullptr;
 }
 
 UNWATCHED inline int launch(const LaunchOptions* options, LaunchReport* report) {
@@ -822,4 +807,16 @@ UNWATCHED inline int launch(const LaunchOptions* options, LaunchReport* report) 
 
 extern "C" int emulator_launch(const emulator::LaunchOptions* options, emulator::LaunchReport* report) {
   return emulator::launch(options, report);
+}
+
+// The stacks of a warp's lanes, each above an inaccessible page. They serve all modules of a process.
+extern "C" __attribute__((visibility("default"))) char* emulator_new_stacks() {
+  using namespace emulator;
+  size_t stride = STACK_BYTES + PAGE;
+  char* stacks = (char*)mmap(nullptr, stride * WARP, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stacks == MAP_FAILED) return nullptr;
+  for (uint32_t i = 0; i < WARP; ++i)
+    if (mprotect(stacks + i * stride, PAGE, PROT_NONE)) return nullptr;
+  return stacks;
 }
