@@ -430,6 +430,18 @@ def test_barrier_mistakes_are_detected(toys: EmulatedModule) -> None:
     Toy().launch(toys, "lonely_barrier", option=3, threads=64)
 
 
+@pytest.mark.parametrize(
+    ("option", "right", "wrong"),
+    [(0, 7, 8), (1, 3, 4), (2, 31, 32), (3, 2, 3), (4, 8, 4), (5, 1, 0)],
+    ids=["array in shared memory", "local array", "shift", "float to integer", "misaligned", "division"],
+)
+def test_undefined_behaviour_is_detected(toys: EmulatedModule, option: int, right: int, wrong: int) -> None:
+    toy = Toy(np.arange(8, dtype=np.uint32), 1)
+    toy.launch(toys, "undefined", n=right, option=option, shared_bytes=64)
+    message = fails(toy, toys, "undefined", n=wrong, option=option, shared_bytes=64)
+    assert ("division by zero" if option == 5 else "undefined behaviour") in message
+
+
 @pytest.mark.parametrize("option", [0, 1])
 def test_endless_loop_is_ended(toys: EmulatedModule, option: int) -> None:
     assert "out of time" in fails(Toy(out=1), toys, "endless", option=option, cpu_seconds=0.1)

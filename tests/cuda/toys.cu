@@ -313,6 +313,21 @@ KERNEL_OF_WARPS(1) touches(GRID_CONSTANT const Params p) {
   if (p.option == 4) store_shared_word((Word2*)((u32*)p.words + at), Word2{1, 1});
 }
 
+struct TwoArrays {
+  u32 first[8], second[8];
+};
+KERNEL_OF_WARPS(1) undefined(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(shared);
+  TwoArrays& arrays = *(TwoArrays*)shared;
+  u32 local[4] = {1, 2, 3, 4};
+  if (p.option == 0) arrays.first[p.n] = 1;  // still inside shared memory
+  if (p.option == 1) p.out[0] = local[p.n];
+  if (p.option == 2) p.out[0] = 1u << p.n;
+  if (p.option == 3) p.out[0] = (u32)(i32)((float)p.n * 1e9f);
+  if (p.option == 4) p.out[0] = (u32)*(const u64*)((const u8*)p.in + p.n);
+  if (p.option == 5) p.out[0] = 7 / p.n;
+}
+
 KERNEL_OF_WARPS(1) loads_matrices_at(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(shared);
   u32 r[4];

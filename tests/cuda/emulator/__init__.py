@@ -66,6 +66,13 @@ def _compiler_version() -> str:
     return subprocess.run([*_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
 
 
+def _checks() -> tuple[str, ...]:
+    """Traps where a GPU and this machine differ, or where a guard around the whole buffer is too far away."""
+    bounds = "bounds" if "clang" in _compiler_version() else "bounds-strict"
+    kinds = f"{bounds},alignment,shift-exponent,float-cast-overflow"
+    return (f"-fsanitize={kinds}", "-fsanitize-undefined-trap-on-error")
+
+
 @functools.cache
 def _processor() -> str:
     """What -march=native depends on."""
@@ -157,6 +164,7 @@ def build(
         ),
         # Views of a buffer may alias, as on the device; products and sums are rounded as written.
         *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fno-stack-protector", "-w"),
+        *_checks(),
         *(("-fsanitize=thread", "-DEMULATOR_RACES") if races else ()),
         *flags,
     ]

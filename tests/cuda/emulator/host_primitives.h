@@ -229,6 +229,10 @@ DEVICE float load_fresh(const float* p, EMULATOR_SITE) {
 DEVICE double load_fresh(const double* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
 }
+struct alignas(8) Pair { float a, b; };
+DEVICE Pair load_fresh(const Pair* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
+}
 
 // ---- tensor cores
 namespace emulator {

@@ -631,13 +631,13 @@ UNWATCHED inline void append_fault(const char* what, uintptr_t address) {
     append(", stack overflow of a lane (%zu bytes)", STACK_BYTES);
 }
 
-constexpr int SIGNALS = 4;
+constexpr int SIGNALS = 6;
 
 UNWATCHED inline int timer_signal() { return SIGRTMIN + 4; }
 
 UNWATCHED inline int handled_signal(int i) {
-  static const int faults[] = {SIGSEGV, SIGBUS, SIGILL};
-  return i < 3 ? faults[i] : timer_signal();
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE};
+  return i < SIGNALS - 1 ? faults[i] : timer_signal();
 }
 
 UNWATCHED inline struct sigaction* previous_action(int signal_number) {
@@ -670,8 +670,12 @@ UNWATCHED inline void on_signal(int signal_number, siginfo_t* info, void* raw) {
     report->faulted = 1;
     report->fault_address = (uint64_t)info->si_addr;
     append_fault(report->fault_is_write ? "out of bounds write" : "out of bounds access", (uintptr_t)info->si_addr);
-  } else if (signal_number == SIGILL) {
-    append_fault("index out of the bounds of a local array, or other trap", 0);
+  } else if (signal_number == SIGFPE) {
+    append_fault("integer division by zero", 0);
+  } else if (signal_number != timer_signal()) {
+    // The checks that the driver has the compiler build in do not say which of them it was.
+    append_fault("undefined behaviour: an index beyond its array, a shift past the width, a float too large for its "
+                 "integer, or a misaligned address", 0);
   }
   leave();  // abandons this frame; the handlers do not mask signals, so there is nothing to undo
 }
