@@ -84,7 +84,7 @@ class Kernel:
 
     @property
     def backward_threads(self) -> int:
-        return 32 if self.source == "inline" else 352
+        return 32 if self.source == "inline" else 384
 
     @property
     def forward_shared(self) -> int:

@@ -42,7 +42,9 @@ DEVICE Costs open_costs(const Params& p, const Strip& s) {
   const element* x = (const element*)p.x + s.pair * p.x_stride;
   UNROLL for (int q = 0; q < LANE_ROWS; q++) {
     i32 row = s.first_row + (i32)lane_index() * LANE_ROWS + q;
-    c.x[q] = row < s.n ? to_float(x[row]) : 0.0f;
+    // Rows and columns outside the series get an ordinary value: their cells must stay within the range of (6), though
+    // no path goes through them.
+    c.x[q] = to_float(x[row < s.n ? row : 0]);
     c.y[q] = 0.0f;
   }
   c.offset = s.first_row;
@@ -52,9 +54,9 @@ DEVICE Costs open_costs(const Params& p, const Strip& s) {
 DEVICE void seek_costs(Costs& c, const float* y_at, i32 step) {
   UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) c.y[q] = y_at[step - 1 - (i32)lane_index() * LANE_ROWS - q];
 }
-DEVICE void step_costs(real (&cost)[LANE_ROWS], Costs& c, const float* y_at, const Strip& s, i32 step) {
+DEVICE void step_costs(real (&cost)[LANE_ROWS], Costs& c, float y, const Strip& s, i32 step) {
   UNROLL for (int q = LANE_ROWS - 1; q > 0; q--) c.y[q] = c.y[q - 1];
-  c.y[0] = y_at[step - (i32)lane_index() * LANE_ROWS];
+  c.y[0] = y;
   UNROLL for (int q = 0; q < LANE_ROWS; q++) {
     float difference = c.x[q] - c.y[q];
     cost[q] = (difference * c.scale) * difference;
@@ -96,10 +98,37 @@ DEVICE void step_costs(real (&cost)[LANE_ROWS], const Costs& c, const Params& p,
 }
 #endif
 
+// What eight steps read from shared memory, read before any of them writes there: a store in between would hold every
+// later load back until its own value is known. Wide steps are not unrolled and read as they go.
+struct EightSteps {
+#if !WIDE
+  StoredState top[8];
+#endif
 #if MODE == 2
-#define STEP_COSTS(cost, step) step_costs(cost, costs, y_at, s, step)
+  float y[8];
+#endif
+};
+DEVICE EightSteps read_ahead(const StoredState* top, const float* y_at, i32 step) {
+  EightSteps ahead;
+#if !WIDE
+  UNROLL for (int k = 0; k < 8; k++) ahead.top[k] = top[k];
+#endif
+#if MODE == 2
+  UNROLL for (int k = 0; k < 8; k++) ahead.y[k] = y_at[step + k - (i32)lane_index() * LANE_ROWS];
+#endif
+  return ahead;
+}
+#if WIDE
+#define TOP(ahead, k, from) (from)[k]
 #else
-#define STEP_COSTS(cost, step) step_costs(cost, costs, p, s, step)
+#define TOP(ahead, k, from) (ahead).top[k]
+#endif
+#if MODE == 2
+#define Y_AT y_at
+#define STEP_COSTS(cost, ahead, k, step) step_costs(cost, costs, (ahead).y[k], s, step)
+#else
+#define Y_AT nullptr
+#define STEP_COSTS(cost, ahead, k, step) step_costs(cost, costs, p, s, step)
 #endif
 
 // ---- forward
@@ -134,7 +163,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   bool bad = false;
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     bad |= s.first_row + lane * LANE_ROWS + q < s.n && out_of_range(costs.x[q], reference, costs.scale);
-  for (i32 i = lane; i < STRIP_ROWS + 32; i += 32) shared.y[i] = 0.0f;
+  for (i32 i = lane; i < STRIP_ROWS + 32; i += 32) shared.y[i] = reference;
 #endif
   const i32 start = s.first_column / CHECKPOINT * CHECKPOINT;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
@@ -173,13 +202,14 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
 #endif
       const bool has_end = end >= base + part && end < base + part + HANDOFF;
       UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
-        UNROLL_STEPS for (i32 k = eight; k < eight + 8; k++) {
-          i32 step = base + part + k;
+        const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, base + part + eight);
+        UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
+          i32 step = base + part + eight + k;
           real cost[LANE_ROWS];
-          STEP_COSTS(cost, step);
-          advance(w, cost, shared.top[k], [](int, const Terms&, real) {});
-          if (k % 8 == 7) renormalize(w);
-          if (lane == 31) shared.bottom[k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
+          STEP_COSTS(cost, ahead8, k, step);
+          advance(w, cost, TOP(ahead8, k, shared.top + eight), [](int, const Terms&, real) {});
+          if (k == 7) renormalize(w);
+          if (lane == 31) shared.bottom[eight + k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
           if (has_end && step == end) {
             UNROLL for (int q = 0; q < LANE_ROWS; q++)
               if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
@@ -346,10 +376,11 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       seek_costs(costs, y_at, base + i * SUBWALK);
 #endif
       UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
+        const EightSteps ahead8 = read_ahead(shared.top + i * SUBWALK + eight, Y_AT, base + i * SUBWALK + eight);
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
           real cost[LANE_ROWS];
-          STEP_COSTS(cost, base + i * SUBWALK + eight + k);
-          advance(w, cost, shared.top[i * SUBWALK + eight + k], [](int, const Terms&, real) {});
+          STEP_COSTS(cost, ahead8, k, base + i * SUBWALK + eight + k);
+          advance(w, cost, TOP(ahead8, k, shared.top + i * SUBWALK + eight), [](int, const Terms&, real) {});
         }
         renormalize(w);
       }
@@ -364,11 +395,12 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       seek_costs(costs, y_at, first);
 #endif
       UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
+        const EightSteps ahead8 = read_ahead(shared.top + first - base + eight, Y_AT, first + eight);
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
           real cost[LANE_ROWS];
-          STEP_COSTS(cost, first + eight + k);
+          STEP_COSTS(cost, ahead8, k, first + eight + k);
           LaneShares su, sl, sd;
-          advance(w, cost, shared.top[first - base + eight + k], [&](int q, const Terms& t, real sum) {
+          advance(w, cost, TOP(ahead8, k, shared.top + first - base + eight), [&](int q, const Terms& t, real sum) {
             Shares share = shares_of(t, sum);
             su.row[q] = share.up;
             sl.row[q] = share.left;
@@ -397,17 +429,37 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
 #endif
       const bool has_end = end >= first && end < first + SUBWALK;
-      UNROLL_BY(1) for (i32 eight = SUBWALK - 8; eight >= 0; eight -= 8) {
-        UNROLL_STEPS for (i32 k = 7; k >= 0; k--) {
+      UNROLL_BY(1) for (i32 eight = SUBWALK - 4; eight >= 0; eight -= 4) {
+#if !WIDE
+        LaneShares su4[4], sl4[4], sd4[4];
+        Flow in4[4];
+        UNROLL for (int k = 0; k < 4; k++) {
+          su4[k] = shared.up[eight + k][lane];
+          sl4[k] = shared.left[eight + k][lane];
+          sd4[k] = shared.diagonal[eight + k][lane];
+          in4[k] = shared.flow_in[eight + k];
+        }
+#endif
+#if MODE == 2
+        float y4[4];
+        UNROLL for (int k = 0; k < 4; k++) y4[k] = y_at[first + eight + k - lane * LANE_ROWS - (LANE_ROWS - 1)];
+#endif
+        UNROLL_STEPS for (i32 k = 3; k >= 0; k--) {
           const i32 step = first + eight + k;
-          LaneShares su = shared.up[eight + k][lane], sl = shared.left[eight + k][lane], sd = shared.diagonal[eight + k][lane];
+#if WIDE
+          const LaneShares su = shared.up[eight + k][lane], sl = shared.left[eight + k][lane], sd = shared.diagonal[eight + k][lane];
+          const Flow from_below = shared.flow_in[eight + k];
+#else
+          const LaneShares &su = su4[k], &sl = sl4[k], &sd = sd4[k];
+          const Flow& from_below = in4[k];
+#endif
           Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0};
 #if MODE == 2
           in.y = from_lane_below(gy[0]);
           UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) costs.y[q] = costs.y[q + 1];
-          costs.y[LANE_ROWS - 1] = y_at[step - lane * LANE_ROWS - (LANE_ROWS - 1)];
+          costs.y[LANE_ROWS - 1] = y4[k];
 #endif
-          if (lane == 31) in = shared.flow_in[eight + k];
+          if (lane == 31) in = from_below;
           // Rows in order: row q reads row q + 1's flows of the step before, so those must not be overwritten yet.
           UNROLL for (int q = 0; q < LANE_ROWS; q++) {
             real from_up = q < LANE_ROWS - 1 ? up[q + 1 < LANE_ROWS ? q + 1 : q] : in.up;
@@ -453,7 +505,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         i32 column = first + i;
 #if MODE == 2
         // The column's sum is complete where the band, or the series, has no row above.
-        bool handed_on = s.index > 0 && in_band(s, s.first_row, column);
+        bool handed_on = s.index > 0 && in_band(s, s.first_row - 1, column);
         if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column)
           store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * out.y), p.grad_y_wide);
 #endif

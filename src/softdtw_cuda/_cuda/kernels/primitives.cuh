@@ -100,16 +100,21 @@ DEVICE void store_release(u32* p, u32 v) { asm volatile("st.release.gpu.global.u
 // Loads that must see what another block stored before a flag that this thread (or one it has a barrier with) acquired.
 DEVICE float load_fresh(const float* p) { return __ldcg(p); }
 DEVICE double load_fresh(const double* p) { return __ldcg(p); }
+struct alignas(8) Pair { float a, b; };
+DEVICE Pair load_fresh(const Pair* p) {
+  float2 v = __ldcg((const float2*)p);
+  return Pair{v.x, v.y};
+}
 
 // ---- tensor cores: D(16x8) += A(16x16) B(16x8), bf16 in, float32 accumulators, the fragments of PTX's mma.m16n8k16
 #if __CUDA_ARCH__ >= 800
 DEVICE void mma_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

@@ -47,6 +47,7 @@ DEVICE i32 ring_start(i32 chunk, i32 chunks) { return (chunk % chunks) * 32; }
 // A tile's cells run over the ring's end at most once.
 DEVICE i32 ring_step(i32 start, i32 offset, i32 chunks) {
   i32 at = start + offset;
+  if ((chunks & (chunks - 1)) == 0) return at & (chunks * 32 - 1);
   return at >= chunks * 32 ? at - chunks * 32 : at;
 }
 
@@ -89,8 +90,7 @@ template <int COUNT> DEVICE void split(u32 (&planes)[COUNT], float a, float b) {
     b -= high_of(planes[i]);
   }
 }
-// Products of planes i and j matter while i + j < max(planes): the rest is below the last bit.
-#define KEEP_PRODUCT(i, j, most) ((i) + (j) < (most))
+// Products of planes i and j matter while i + j is below the number of planes: the rest is below the last bit.
 #endif
 
 #if MODE != 0
@@ -106,8 +106,9 @@ DEVICE Features features_x(const Params& p, const Strip& s) {
 DEVICE Features features_y(const Params& p, const Strip& s) {
   return Features{(const element*)p.y + s.pair * p.y_stride, s.m, p.d};
 }
+// Rows past the end repeat the last one: their costs must stay in range, though no path goes through them.
 DEVICE float feature(const Features& f, i32 row, i32 k) {
-  return row < f.count && k < f.d ? to_float(f.rows[(i64)row * f.d + k]) : 0.0f;
+  return k < f.d ? to_float(f.rows[(i64)(row < f.count ? row : f.count - 1) * f.d + k]) : 0.0f;
 }
 #endif
 
@@ -359,28 +360,34 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostSh
     UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
       // Lane l points ldmatrix at row l % 8 of matrix l / 8: columns 0-7 and 8-15 of the pair, features 0-7 and 8-15.
       const i32 matrix = lane >> 3;
-      UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
-        u32 b[PLANES][4];
-        UNROLL for (int plane = 0; plane < PLANES; plane++)
-          load_matrices(b[plane], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
-                                           [k_step * 16 + (matrix & 1) * 8]);
-        UNROLL for (int half = 0; half < 2; half++) {
-          // Tensor cores truncate their sums: small products first, and a fresh accumulator for every 16 features.
-          float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          UNROLL for (int order = PLANES - 1; order >= 0; order--)
-            UNROLL for (int i = 0; i <= order; i++)
-              mma_input(c, maker.x[i][k_step], b[order - i][half * 2], b[order - i][half * 2 + 1]);
-          UNROLL for (int e = 0; e < 4; e++) product[pair * 2 + half][e] += c[e];
-        }
-      }
+      u32 b[PLANES][COLUMN_TILES / 2][4];
+      UNROLL for (int plane = 0; plane < PLANES; plane++)
+        UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++)
+          load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
+                                                 [k_step * 16 + (matrix & 1) * 8]);
+      // Tensor cores truncate their sums: small products first, and fresh accumulators for every 16 features.
+      // Neighbouring products belong to different accumulators, so none waits for the one before.
+      float c[COLUMN_TILES][4];
+      UNROLL for (int i = 0; i < COLUMN_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = 0.0f;
+      UNROLL for (int order = PLANES - 1; order >= 0; order--)
+        UNROLL for (int i = 0; i <= order; i++)
+          UNROLL for (int tile_of_8 = 0; tile_of_8 < COLUMN_TILES; tile_of_8++)
+            mma_input(c[tile_of_8], maker.x[i][k_step], b[order - i][tile_of_8 / 2][(tile_of_8 & 1) * 2],
+                      b[order - i][tile_of_8 / 2][(tile_of_8 & 1) * 2 + 1]);
+      UNROLL for (int i = 0; i < COLUMN_TILES; i++) UNROLL for (int e = 0; e < 4; e++) product[i][e] += c[i][e];
     }
   }
   const float scale = (float)p.scale;
+  const i32 first_row = (warp % ROW_TILES) * 16 + g;
+  float x_squares[2] = {shared.x_squares[first_row], shared.x_squares[first_row + 8]}, y_squares[COLUMN_TILES][2];
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++)
+    UNROLL for (int e = 0; e < 2; e++) y_squares[c][e] = shared.y_squares[(first_column_tile + c) * 8 + 2 * t + e];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++)
     UNROLL for (int e = 0; e < 4; e++) {
-      i32 row = (warp % ROW_TILES) * 16 + g + (e >> 1) * 8, column = (first_column_tile + c) * 8 + 2 * t + (e & 1);
-      float distance = (shared.x_squares[row] + shared.y_squares[column]) - 2.0f * product[c][e];
-      put_cost(ring, start, chunks, s, row, column, tile, max_of(distance, distance - distance) * scale, maker.bad);
+      i32 row = first_row + (e >> 1) * 8, column = (first_column_tile + c) * 8 + 2 * t + (e & 1);
+      float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - 2.0f * product[c][e];
+      // Rounding can leave a little less than zero; a NaN stays one.
+      put_cost(ring, start, chunks, s, row, column, tile, (distance < 0.0f ? 0.0f : distance) * scale, maker.bad);
     }
 #endif
 }
@@ -389,8 +396,17 @@ DEVICE void report(const Params& p, const Strip& s, bool bad) {
   if (bad) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
 }
 
-// Row pairs of a lane, read and written in one access.
+// A lane's rows, read and written in one access.
 struct alignas(4 * LANE_ROWS) LaneReals { float row[LANE_ROWS]; };
+// What eight steps read from shared memory, read before any of them writes there: a store in between would hold every
+// later load back until its own value is known.
+struct EightSteps { LaneReals cost[8]; StoredState top[8]; };
+DEVICE EightSteps read_ahead(const Step* costs, const StoredState* top) {
+  EightSteps ahead;
+  UNROLL for (int k = 0; k < 8; k++) ahead.cost[k] = *(const LaneReals*)&costs[k][lane_index() * LANE_ROWS];
+  UNROLL for (int k = 0; k < 8; k++) ahead.top[k] = top[k];
+  return ahead;
+}
 
 // ---- forward
 struct alignas(16) ForwardShared {
@@ -467,15 +483,16 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
       if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
       warp_barrier();
       const bool has_end = end >= base + part && end < base + part + HANDOFF;
-      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8)
-      UNROLL for (i32 k = eight; k < eight + 8; k++) {
-        LaneReals here = *(const LaneReals*)&costs[part + k][lane * LANE_ROWS];
-        advance(w, here.row, shared.top[k], [](int, const Terms&, real) {});
-        if (k % 8 == 7) renormalize(w);
-        if (lane == 31) shared.bottom[k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
-        if (has_end && base + part + k == end) {
-          UNROLL for (int q = 0; q < LANE_ROWS; q++)
-            if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
+      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
+        const EightSteps ahead8 = read_ahead(costs + part + eight, shared.top + eight);
+        UNROLL for (i32 k = 0; k < 8; k++) {
+          advance(w, ahead8.cost[k].row, ahead8.top[k], [](int, const Terms&, real) {});
+          if (k == 7) renormalize(w);
+          if (lane == 31) shared.bottom[eight + k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
+          if (has_end && base + part + eight + k == end) {
+            UNROLL for (int q = 0; q < LANE_ROWS; q++)
+              if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
+          }
         }
       }
       warp_barrier();
@@ -560,6 +577,19 @@ DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, i32 sli
 }
 #endif
 
+#if MODE == 3
+// sums[i] += E B_i for up to four 8-column tiles of B, in the order explained in make_costs.
+template <int TILES> DEVICE void add_products(float (*sums)[4], const u32 (&e)[ALIGN_PLANES][4], const u32 (&b)[PLANES][2][4]) {
+  float c[TILES][4];
+  UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int k = 0; k < 4; k++) c[i][k] = 0.0f;
+  UNROLL for (int order = ALIGN_PLANES - 1; order >= 0; order--)
+    UNROLL for (int j = 0; j <= order && j < PLANES; j++)
+      UNROLL for (int i = 0; i < TILES; i++)
+        mma_input(c[i], e[order - j], b[j][i / 2][(i & 1) * 2], b[j][i / 2][(i & 1) * 2 + 1]);
+  UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int k = 0; k < 4; k++) sums[i][k] += c[i][k];
+}
+#endif
+
 DEVICE GradMaker open_gradients(const Params& p, const Strip& s, GradShared& shared, i32 first, i32 thread) {
   GradMaker maker;
 #if MODE == 3
@@ -590,6 +620,18 @@ DEVICE void add_to_gy(const Params& p, const Turn& turn, i64 at, float v) {
   if (!turn.first) v += load_fresh((const float*)p.sum_y + at);
   if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
   else ((float*)p.sum_y)[at] = v;
+}
+
+// Two neighbours, as many as there are.
+DEVICE void add_to_gy(const Params& p, const Turn& turn, i64 at, i32 left, float a, float b) {
+  if (left >= 2 && (p.d & 1) == 0 && !turn.last) {
+    Pair* to = (Pair*)((float*)p.sum_y + at);
+    if (!turn.first) { Pair old = load_fresh(to); a += old.a; b += old.b; }
+    *to = Pair{a, b};
+  } else {
+    if (left >= 1) add_to_gy(p, turn, at, a);
+    if (left >= 2) add_to_gy(p, turn, at + 1, b);
+  }
 }
 
 DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, bool first_time,
@@ -677,18 +719,13 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
     if (p.grad_x) {  // gX += E Y: k runs over columns, so y's planes are read transposed
       const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
       UNROLL for (int k_step = 0; k_step < 2; k_step++)
-        UNROLL for (int pair = 0; pair < GX_TILES / 2; pair++) {
-          u32 b[PLANES][4];
+        UNROLL for (int four = 0; four < GX_TILES; four += 4) {
+          u32 b[PLANES][2][4];
           UNROLL for (int plane = 0; plane < PLANES; plane++)
-            load_matrices_transposed(b[plane], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
-                                                        [(first_tile_of_warp + pair * 2 + (matrix >> 1)) * 8]);
-          UNROLL for (int half = 0; half < 2; half++) {
-            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            UNROLL for (int i = ALIGN_PLANES - 1; i >= 0; i--)
-              UNROLL for (int j = PLANES - 1; j >= 0; j--)
-                if (KEEP_PRODUCT(i, j, ALIGN_PLANES)) mma_input(c, e_rows[k_step][i], b[j][half * 2], b[j][half * 2 + 1]);
-            UNROLL for (int e = 0; e < 4; e++) gx[pair * 2 + half][e] += c[e];
-          }
+            UNROLL for (int pair = 0; pair < 2 && four + pair * 2 < GX_TILES; pair++)
+              load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                                [(first_tile_of_warp + four + pair * 2 + (matrix >> 1)) * 8]);
+          add_products<(GX_TILES < 4 ? GX_TILES : 4)>(&gx[four], e_rows[k_step], b);
         }
     }
     if (p.grad_y) {  // gY = E' X: k runs over rows
@@ -704,34 +741,33 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
           split(planes, a, b);
           UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_columns[plane][r] = planes[plane];
         }
-        UNROLL for (int pair = 0; pair < (GY_TILES + 1) / 2; pair++) {
-          u32 b[PLANES][4];
-          UNROLL for (int plane = 0; plane < PLANES; plane++)
-            load_matrices_transposed(b[plane], &shared.x[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
-                                                        [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
-          UNROLL for (int half = 0; half < 2; half++) {
-            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            UNROLL for (int i = ALIGN_PLANES - 1; i >= 0; i--)
-              UNROLL for (int j = PLANES - 1; j >= 0; j--)
-                if (KEEP_PRODUCT(i, j, ALIGN_PLANES)) mma_input(c, e_columns[i], b[j][half * 2], b[j][half * 2 + 1]);
-            UNROLL for (int e = 0; e < 4; e++) gy[pair * 2 + half][e] += c[e];
-          }
-        }
+        u32 b[PLANES][2][4];
+        UNROLL for (int plane = 0; plane < PLANES; plane++)
+          UNROLL for (int pair = 0; pair < GY_TILES / 2; pair++)
+            load_matrices_transposed(b[plane][pair], &shared.x[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                              [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
+        add_products<GY_TILES>(gy, e_columns, b);
       }
       UNROLL for (int h = 0; h < 2; h++) {
         column_sum[h] += from_lane_xor(column_sum[h], 1);
         column_sum[h] += from_lane_xor(column_sum[h], 2);
       }
-      UNROLL for (int i = 0; i < GY_TILES; i++)
-        UNROLL for (int e = 0; e < 4; e++) {
-          i32 column = column_tile + g + (e >> 1) * 8, k = (first_feature_tile + i) * 8 + 2 * t + (e & 1);
-          if (column < columns && slice * DIMS + k < p.d) {
-            float v = 0.0f;
-            UNROLL for (int plane = PLANES - 1; plane >= 0; plane--) v += plane_value(shared.y[plane * 32 + column][k]);
-            add_to_gy(p, turn, ((i64)s.pair * p.m + tile * 32 + column) * p.d + slice * DIMS + k,
-                      2.0f * factor * (v * column_sum[e >> 1] - gy[i][e]));
+      UNROLL for (int h = 0; h < 2; h++) {
+        const i32 column = column_tile + g + h * 8;
+        const i64 at = ((i64)s.pair * p.m + tile * 32 + column) * p.d + slice * DIMS + first_feature_tile * 8 + 2 * t;
+        if (column < columns)
+          UNROLL for (int i = 0; i < GY_TILES; i++) {
+            const i32 k = (first_feature_tile + i) * 8 + 2 * t;
+            float low = 0.0f, high = 0.0f;
+            UNROLL for (int plane = PLANES - 1; plane >= 0; plane--) {
+              u32 pair = *(const u32*)&shared.y[plane * 32 + column][k];
+              low += low_of(pair);
+              high += high_of(pair);
+            }
+            add_to_gy(p, turn, at + i * 8, p.d - slice * DIMS - k, 2.0f * factor * (low * column_sum[h] - gy[i][h * 2]),
+                      2.0f * factor * (high * column_sum[h] - gy[i][h * 2 + 1]));
           }
-        }
+      }
     }
 #if SLICED
     // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
@@ -794,7 +830,27 @@ DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, G
 #endif
 }
 
-#define BACKWARD_THREADS (32 * 11)
+// Which warp does what. Warp w runs on scheduler w % 4; the walk is the longest chain, so it shares its scheduler with
+// nothing but the porter.
+#define BACKWARD_THREADS (32 * 12)
+enum Role { RECOMPUTE, SWEEP, COSTS, GRADIENTS, PORTER, IDLE };
+struct Duty { Role role; i32 member; };
+DEVICE Duty duty_of(i32 warp) {
+  switch (warp) {
+    case 0: return Duty{RECOMPUTE, 0};
+    case 1: return Duty{SWEEP, 0};
+    case 2: return Duty{COSTS, 0};
+    case 3: return Duty{COSTS, 1};
+    case 4: return Duty{PORTER, 0};
+    case 5: return Duty{COSTS, 2};
+    case 6: return Duty{COSTS, 3};
+    case 7: return Duty{GRADIENTS, 0};
+    case 8: return Duty{IDLE, 0};
+    case 9: return Duty{GRADIENTS, 1};
+    case 10: return Duty{GRADIENTS, 2};
+    default: return Duty{GRADIENTS, 3};
+  }
+}
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
 KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
@@ -821,7 +877,9 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
   const i32 slots = chunks + CHUNKS_PER_CHECKPOINT + 1;
 
-  if (warp == 0) {  // recompute
+  const Duty duty = duty_of(warp);
+  const i32 thread = duty.member * 32 + lane;  // within its group
+  if (duty.role == RECOMPUTE) {
     const StoredState* bound = saved_bound(p, s, s.index - 1);
     Walker w = fresh_walker();
     block_barrier();
@@ -836,11 +894,11 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         warp_barrier();
         const i32 at = share_slot(order, sub);
         const Step* costs = shared.costs + ring_start(chunk, COST_CHUNKS);
-        UNROLL_BY(2) for (i32 eight = 0; eight < 32; eight += 8) {
+        UNROLL_BY(1) for (i32 eight = 0; eight < 32; eight += 8) {
+          const EightSteps ahead8 = read_ahead(costs + eight, shared.top + eight);
           UNROLL for (i32 k = 0; k < 8; k++) {
-            LaneReals here = *(const LaneReals*)&costs[eight + k][lane * LANE_ROWS];
             LaneReals su, sl, sd;
-            advance(w, here.row, shared.top[eight + k], [&](int q, const Terms& t, real sum) {
+            advance(w, ahead8.cost[k].row, ahead8.top[k], [&](int q, const Terms& t, real sum) {
               Shares share = shares_of(t, sum);
               su.row[q] = share.up;
               sl.row[q] = share.left;
@@ -855,7 +913,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (warp == 1) {  // sweep
+  } else if (duty.role == SWEEP) {
     const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
     const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
     const float value = ((const float*)p.value)[s.pair];
@@ -887,12 +945,19 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         warp_barrier();
         Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
         const bool has_end = end >= base && end < base + 32;
-        UNROLL_BY(2) for (i32 eight = 24; eight >= 0; eight -= 8) {
+        UNROLL_BY(1) for (i32 eight = 24; eight >= 0; eight -= 8) {
+          LaneReals su8[8], sl8[8], sd8[8];
+          Flow in8[8];
+          UNROLL for (int k = 0; k < 8; k++) {
+            su8[k] = shared.up[at][eight + k][lane];
+            sl8[k] = shared.left[at][eight + k][lane];
+            sd8[k] = shared.diagonal[at][eight + k][lane];
+            in8[k] = shared.flow_in[eight + k];
+          }
           UNROLL for (i32 k = 7; k >= 0; k--) {
-            LaneReals su = shared.up[at][eight + k][lane], sl = shared.left[at][eight + k][lane],
-                      sd = shared.diagonal[at][eight + k][lane];
+            const LaneReals &su = su8[k], &sl = sl8[k], &sd = sd8[k];
             Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0.0f};
-            if (lane == 31) in = shared.flow_in[eight + k];
+            if (lane == 31) in = in8[k];
             LaneReals e;
             UNROLL for (int q = 0; q < LANE_ROWS; q++) {
               const int below = q + 1 < LANE_ROWS ? q + 1 : q;
@@ -918,8 +983,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (warp < 6) {  // costs: tiles from right to left, as many ahead of recompute as its first checkpoint needs
-    const i32 thread = (i32)thread_index() - 64;
+  } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     const i32 begin = last_tile(s), lowest = first_tile(s);
     i32 tile = begin;
     CostMaker maker = open_costs(p, s, shared.making, tile, thread);
@@ -936,8 +1000,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (warp < 10) {  // gradients
-    const i32 thread = (i32)thread_index() - 192;
+  } else if (duty.role == GRADIENTS) {
     const float factor = ((const float*)p.grad)[s.pair];
     GradMaker maker = open_gradients(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
@@ -948,7 +1011,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       block_barrier();
     }
     close_gradients(maker, p, s, shared.grads, factor, thread);
-  } else {  // the porter
+  } else if (duty.role == PORTER) {
     u32* turns = p.turns + (i64)s.pair * p.tiles;
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
@@ -965,5 +1028,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     const i32 tile = top_chunk - (slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
     if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(p, s, tile).last)
       store_release(&turns[tile], (u32)walk_index);
+  } else {
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) block_barrier();
   }
 }
