@@ -387,6 +387,17 @@ def vdown(typingctx: Any, n: Any, m: Any) -> Any:
 
 
 @_emit
+def zero_exponent(typingctx: Any, array: Any) -> Any:
+    """The n that goes with f = 0: above any other n, and its distance from any other still fits the integer."""
+    huge = 1 << (array.dtype.bitwidth - 2)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_constant(types.int64, huge)
+
+    return types.int64(array), codegen
+
+
+@_emit
 def vexponent(typingctx: Any, f: Any) -> Any:
     """floor(log2 f) of a positive normal f."""
     twin = _integer_twin(f)
@@ -551,4 +562,5 @@ __all__ = [
     "vsplat",
     "vstore",
     "vsum",
+    "zero_exponent",
 ]

@@ -49,13 +49,12 @@ from softdtw_cuda._cpu.intrinsics import (
     vsplat,
     vstore,
     vsum,
+    zero_exponent,
 )
 
 Array = Any
 """A flat, C-contiguous NumPy array."""
 
-HUGE_EXPONENT = 1 << 30
-"""The n of a zero: larger than any n of a pair that the narrow kernels accept, and n - n' still fits in 32 bits."""
 UNBANDED = 1 << 40
 SPINS_BEFORE_YIELD = 2000
 LARGEST_LANE_WISE_DIMENSION = 8
@@ -275,7 +274,8 @@ def walk(
     one = vsplat(line_f, 1.0)
     smallest = vsplat(line_f, 1e-37)
     infinite = vsplat(line_f, math.inf)
-    huge = vsplat(line_n, HUGE_EXPONENT)
+    zero_n = zero_exponent(line_n)
+    huge = vsplat(line_n, zero_n)
     high_part = vsplat(line_f, scale_high)
     minus_high = vsplat(line_f, -scale_high)
     minus_low = vsplat(line_f, -scale_low)
@@ -337,7 +337,8 @@ def walk(
             empty = f == zero
             if renormalise:
                 exponent = vexponent(f)
-                f = vselect(empty, zero, vdivide_by_power(f, exponent))
+                # NaN has an exponent too and must not be divided into a number.
+                f = vselect(f < infinite, vselect(empty, zero, vdivide_by_power(f, exponent)), f)
                 n = n - exponent
             n = vselect(empty, huge, n)
             vstore(line_f, here + lanes + b, f)
@@ -360,7 +361,7 @@ def walk(
         vstore(line_f, here + lanes + stop, zero)
         vstore(line_n, here + lanes + stop, huge)
         line_f[here + lanes + first - 1] = 0
-        line_n[here + lanes + first - 1] = HUGE_EXPONENT
+        line_n[here + lanes + first - 1] = zero_n
         if first == 0 and left >= 0 and s + 1 < height:
             line_f[here + lanes - 1] = left_f[left + s + 1]
             line_n[here + lanes - 1] = left_n[left + s + 1]
@@ -373,13 +374,13 @@ def walk(
             if b >= 0:
                 inside = b >= low and b <= high
                 bottom_f[bottom + b] = line_f[here + lanes + b] if inside else 0
-                bottom_n[bottom + b] = line_n[here + lanes + b] if inside else HUGE_EXPONENT
+                bottom_n[bottom + b] = line_n[here + lanes + b] if inside else zero_n
         if right >= 0:
             a = s - width + 1
             if a >= 0:
                 inside = high == width - 1 and low <= high
                 right_f[right + a] = line_f[here + lanes + width - 1] if inside else 0
-                right_n[right + a] = line_n[here + lanes + width - 1] if inside else HUGE_EXPONENT
+                right_n[right + a] = line_n[here + lanes + width - 1] if inside else zero_n
         here, before, before2 = before2, here, before
     return line_f[before + lanes + width - 1], line_n[before + lanes + width - 1]
 
@@ -850,7 +851,7 @@ def forward_worker(
                 diagonals,
             )
             top, left, bottom, right = -1, -1, -1, -1
-            corner_f, corner_n = 0.0, HUGE_EXPONENT
+            corner_f, corner_n = 0.0, zero_exponent(scratch_n)
             if row == 0 and column == 0:
                 corner_f, corner_n = 1.0, 0
             if save:
@@ -880,7 +881,7 @@ def forward_worker(
                     corners_n[at] = bottom_n[top + width - 1]
                 else:
                     corners_f[at] = 0
-                    corners_n[at] = HUGE_EXPONENT
+                    corners_n[at] = zero_exponent(scratch_n)
             if row == rows_of_tiles - 1:
                 bottom = -1
             if column == columns_of_tiles - 1:
@@ -1130,7 +1131,7 @@ def backward_worker(
                     diagonals,
                 )
                 top, left = -1, -1
-                corner_f, corner_n = 0.0, HUGE_EXPONENT
+                corner_f, corner_n = 0.0, zero_exponent(scratch_n)
                 if row == 0 and column == 0:
                     corner_f, corner_n = 1.0, 0
                 if tile_in_band(row - 1, column, rows_of_tiles, columns_of_tiles, radius):

@@ -43,6 +43,7 @@ Array = Any
 
 SMALLEST_SHARED_WORK = 300_000
 """Cells times (dimensions + 8) below which waking another thread costs more than it gains."""
+LARGEST_KEPT_BYTES = 8 << 20
 NOTICE_AFTER_SECONDS = 2.0
 LOG2_E = 1.4426950408889634
 
@@ -169,7 +170,7 @@ def _borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
         if len(_scratch) > 16:
             _scratch.clear()
         for array in arrays:
-            if len(store) < 2 * torch.get_num_threads():
+            if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
                 store.append(array)
 
 

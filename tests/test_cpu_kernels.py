@@ -1,0 +1,601 @@
+"""The CPU kernels against the float64 oracle: values, gradients, bands, lengths, ranges, threads, reproducibility."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from softdtw_cuda import _reference
+
+numba = pytest.importorskip("numba")
+from softdtw_cuda._cpu import config, intrinsics, kernels, launch  # noqa: E402
+
+FLOAT_TYPES = (torch.float32, torch.float64)
+VALUE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+GRADIENT_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    truth = truth.double()
+    return float((found.double() - truth).norm() / truth.norm().clamp_min(1e-300))
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    return ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+
+
+def oracle(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int,
+    lengths: tuple[Tensor | None, Tensor | None],
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """float64 value, per-sample gradients of x and y, and alignment, from the oracle and autograd."""
+    batch = max(x.shape[0], y.shape[0])
+    x = x.double().expand(batch, -1, -1).detach().clone().requires_grad_()
+    y = y.double().expand(batch, -1, -1).detach().clone().requires_grad_()
+    cost = squared_distances(x, y)
+    cost.retain_grad()
+    value = _reference.softdtw_from_cost(cost, gamma, bandwidth, *lengths)
+    value.backward(grad.double())
+    assert x.grad is not None
+    assert y.grad is not None
+    assert cost.grad is not None
+    return value.detach(), x.grad, y.grad, cost.grad
+
+
+def fused(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int = -1,
+    lengths: tuple[Tensor | None, Tensor | None] = (None, None),
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    value, state = launch.fused_forward(x, y, gamma, bandwidth, *lengths, True)
+    grad = torch.ones_like(value) if grad is None else grad
+    gx, gy = launch.fused_backward(grad, x, y, value, state, gamma, bandwidth, *lengths, True, True)
+    return value, gx, gy
+
+
+def from_cost(
+    cost: Tensor,
+    gamma: float,
+    bandwidth: int = -1,
+    lengths: tuple[Tensor | None, Tensor | None] = (None, None),
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    value, state = launch.cost_forward(cost, gamma, bandwidth, *lengths, True)
+    grad = torch.ones_like(value) if grad is None else grad
+    return value, launch.cost_backward(grad, cost, value, state, gamma, bandwidth, *lengths)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+SHAPES = [
+    # B, N, M, D, gamma, bandwidth: below, at and above lane and tile edges, N != M, band inside and across tiles
+    (1, 1, 1, 1, 1.0, -1),
+    (2, 1, 9, 3, 1.0, -1),
+    (2, 9, 1, 3, 1.0, -1),
+    (3, 16, 17, 1, 0.1, -1),
+    (2, 63, 65, 5, 1.0, -1),
+    (2, 127, 129, 8, 1.0, -1),
+    (2, 128, 128, 9, 10.0, -1),
+    (1, 257, 140, 17, 1.0, -1),
+    (2, 130, 300, 33, 100.0, -1),
+    (5, 40, 33, 64, 1.0, -1),
+    (2, 70, 70, 2, 0.1, 0),
+    (2, 150, 150, 2, 1.0, 1),
+    (2, 260, 250, 3, 1.0, 12),
+    (2, 300, 290, 3, 1.0, 64),
+    (1, 400, 390, 20, 10.0, 100),
+    (1, 400, 390, 2, 100.0, 129),
+    (1, 300, 420, 4, 1.0, 200),
+    (2, 64, 64, 4, 1.0, 1000),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
+    batch, n, m, d, gamma, bandwidth = shape
+    generator = torch.Generator().manual_seed(n * 1000 + m)
+    x = torch.randn(batch, n, d, dtype=dtype, generator=generator)
+    y = torch.randn(batch, m, d, dtype=dtype, generator=generator)
+    grad = torch.rand(batch, dtype=dtype, generator=generator) + 0.5
+    true_value, true_gx, true_gy, true_gcost = oracle(x, y, gamma, bandwidth, (None, None), grad)
+    # The value is a sum of about max(N, M) terms, each known to one rounding of max(cost, gamma).
+    scale = true_value.abs() + gamma * max(n, m) / 8
+    value, gx, gy = fused(x, y, gamma, bandwidth, grad=grad)
+    assert float(((value.double() - true_value).abs() / scale).max()) < VALUE_TOLERANCE[dtype]
+    assert relative(gx, true_gx) < GRADIENT_TOLERANCE[dtype]
+    assert relative(gy, true_gy) < GRADIENT_TOLERANCE[dtype]
+    unsaved, state = launch.fused_forward(x, y, gamma, bandwidth, None, None, False)
+    assert state.numel() == 0
+    assert torch.equal(unsaved, value)
+
+    cost = squared_distances(x.double(), y.double()).to(dtype)
+    cost_value, gcost = from_cost(cost, gamma, bandwidth, grad=grad)
+    assert float(((cost_value.double() - true_value).abs() / scale).max()) < VALUE_TOLERANCE[dtype]
+    assert relative(gcost, true_gcost) < GRADIENT_TOLERANCE[dtype]
+    assert torch.equal(launch.cost_forward(cost, gamma, bandwidth, None, None, False)[0], cost_value)
+
+
+@pytest.mark.parametrize("bandwidth", [-1, 30])
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@pytest.mark.parametrize("d", [3, 20])
+def test_lengths_make_padding_irrelevant(dtype: torch.dtype, d: int, bandwidth: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x_lengths = torch.tensor([1, 20, 128, 140, 150], dtype=torch.int32)
+    y_lengths = torch.tensor([5, 33, 130, 129, 160], dtype=torch.int32)
+    x = torch.randn(5, 150, d, dtype=dtype, generator=generator)
+    y = torch.randn(5, 160, d, dtype=dtype, generator=generator)
+    cost = squared_distances(x, y)
+    for b in range(5):
+        x[b, x_lengths[b] :] = math.nan
+        y[b, y_lengths[b] :] = math.nan
+        cost[b, x_lengths[b] :] = math.nan
+        cost[b, :, y_lengths[b] :] = math.nan
+    value, gx, gy = fused(x, y, 1.0, bandwidth, (x_lengths, y_lengths))
+    cost_value, gcost = from_cost(cost, 1.0, bandwidth, (x_lengths, y_lengths))
+    for b, (n, m) in enumerate(zip(x_lengths.tolist(), y_lengths.tolist(), strict=True)):
+        alone = fused(x[b : b + 1, :n], y[b : b + 1, :m], 1.0, bandwidth)
+        assert torch.equal(value[b], alone[0][0])
+        assert torch.equal(gx[b, :n], alone[1][0])
+        assert torch.equal(gy[b, :m], alone[2][0])
+        assert torch.equal(gx[b, n:], torch.zeros_like(gx[b, n:]))
+        assert torch.equal(gy[b, m:], torch.zeros_like(gy[b, m:]))
+        cost_alone = from_cost(cost[b : b + 1, :n, :m].contiguous(), 1.0, bandwidth)
+        assert torch.equal(cost_value[b], cost_alone[0][0])
+        assert torch.equal(gcost[b, :n, :m], cost_alone[1][0])
+        assert int((gcost[b] != 0).sum()) == int((gcost[b, :n, :m] != 0).sum())
+        assert bool(torch.isfinite(gcost[b]).all())
+
+
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+def test_nan_poisons_its_own_sample_only(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 140, 4, dtype=dtype, generator=generator)
+    y = torch.randn(3, 150, 4, dtype=dtype, generator=generator)
+    lengths = (
+        torch.tensor([140, 139, 140], dtype=torch.int32),
+        torch.tensor([150, 150, 150], dtype=torch.int32),
+    )
+    clean = fused(x, y, 1.0, -1, lengths)
+    x[1, 7, 2] = math.nan
+    value, gx, gy = fused(x, y, 1.0, -1, lengths)
+    assert bool(value[1].isnan())
+    assert bool(gx[1, :139].isnan().all())
+    assert torch.equal(gx[1, 139:], torch.zeros_like(gx[1, 139:]))
+    assert bool(gy[1].isnan().all())
+    for b in (0, 2):
+        for found, expected in zip((value, gx, gy), clean, strict=True):
+            assert torch.equal(found[b], expected[b])
+
+
+@pytest.mark.parametrize("position", [(0, 0), (149, 139), (0, 139), (70, 3), (128, 128)])
+def test_one_nan_cost_anywhere_gives_nan(position: tuple[int, int]) -> None:
+    cost = torch.rand(1, 150, 140)
+    cost[0, position[0], position[1]] = math.nan
+    value, gcost = from_cost(cost, 0.1)
+    assert bool(value.isnan().all())
+    assert bool(gcost.isnan().all())
+
+
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+def test_negative_and_forbidden_costs(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    cost = torch.randn(4, 140, 150, dtype=dtype, generator=generator) * 3
+    cost[torch.rand(cost.shape, generator=generator) < 0.2] = math.inf
+    cost[:, 0, 0] = -1.0
+    cost[:, -1, -1] = 0.5
+    cost[1] = math.inf
+    cost[2, :, 60] = math.inf
+    truth = cost.double().requires_grad_()
+    true_value = _reference.softdtw_from_cost(truth, 0.5)
+    (true_gradient,) = torch.autograd.grad(true_value.nan_to_num(posinf=0.0).sum(), truth)
+    true_value = true_value.detach()
+    value, gcost = from_cost(cost, 0.5)
+    for b in (0, 3):
+        assert abs(float(value[b]) - float(true_value[b])) < VALUE_TOLERANCE[dtype] * abs(
+            float(true_value[b])
+        )
+        assert relative(gcost[b], true_gradient[b]) < GRADIENT_TOLERANCE[dtype]
+        assert bool((gcost[b][cost[b].isinf()] == 0).all())
+    for b in (1, 2):
+        assert float(value[b]) == math.inf
+        assert torch.equal(gcost[b], torch.zeros_like(gcost[b]))
+
+
+def test_minus_infinity_gives_nan_and_not_a_number_that_looks_right() -> None:
+    cost = torch.rand(1, 20, 20)
+    cost[0, 5, 5] = -math.inf
+    assert bool(from_cost(cost, 1.0)[0].isnan())
+
+
+@pytest.mark.parametrize(
+    ("gamma", "cost_scale"), list(itertools.product([1e-6, 1e-3, 1.0, 1e3, 1e6], repeat=2))
+)
+def test_whole_range_of_gamma_and_cost(gamma: float, cost_scale: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    n, m, d = 90, 140, 3
+    x = torch.randn(2, n, d, generator=generator) * math.sqrt(cost_scale)
+    y = torch.randn(2, m, d, generator=generator) * math.sqrt(cost_scale)
+    true_value, true_gx, true_gy, _ = oracle(x, y, gamma, -1, (None, None), torch.ones(2))
+    value, gx, gy = fused(x, y, gamma)
+    assert bool((value.double() - true_value).abs().max() <= 1e-6 * (true_value.abs().max() + gamma))
+    assert relative(gx, true_gx) < 2e-5
+    assert relative(gy, true_gy) < 2e-5
+    cost = squared_distances(x.double(), y.double()).float()
+    cost_value, gcost = from_cost(cost, gamma)
+    truth = cost.double().requires_grad_()
+    true_value = _reference.softdtw_from_cost(truth, gamma)
+    (true_gradient,) = torch.autograd.grad(true_value.sum(), truth)
+    assert bool((cost_value.double() - true_value).abs().max() <= 1e-6 * (true_value.abs().max() + gamma))
+    assert relative(gcost, true_gradient) < 2e-5
+
+
+def test_only_samples_out_of_range_take_the_wide_path() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(4, 60, 2, generator=generator)
+    y = torch.randn(4, 50, 2, generator=generator)
+    plain = fused(x, y, 0.01)
+    x[2] *= 1e5
+    problem = launch._fused_problem(x, y, 0.01, -1, None, None)
+    assert launch._needs_wide(problem, 60).tolist() == [False, False, True, False]
+    value, gx, gy = fused(x, y, 0.01)
+    for b in (0, 1, 3):
+        assert torch.equal(value[b], plain[0][b])
+        assert torch.equal(gx[b], plain[1][b])
+    true_value, true_gx, true_gy, _ = oracle(x[2:3], y[2:3], 0.01, -1, (None, None), torch.ones(1))
+    assert abs(float(value[2]) / float(true_value[0]) - 1) < 1e-6
+    assert relative(gx[2:3], true_gx) < 1e-5
+    assert relative(gy[2:3], true_gy) < 1e-5
+
+
+def test_large_common_offset_costs_nothing() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(1, 300, 16, generator=generator) + 1000
+    y = torch.randn(1, 280, 16, generator=generator) + 1000
+    true_value, true_gx, true_gy, _ = oracle(x, y, 0.1, -1, (None, None), torch.ones(1))
+    value, gx, gy = fused(x, y, 0.1)
+    assert abs(float(value[0]) / float(true_value[0]) - 1) < 1e-6
+    assert relative(gx, true_gx) < 1e-5
+    assert relative(gy, true_gy) < 1e-5
+
+
+def test_mass_is_conserved() -> None:
+    """Every anti-diagonal's E plus the diagonal mass that jumps it is 1; here through its consequences."""
+    generator = torch.Generator().manual_seed(7)
+    cost = torch.rand(2, 400, 390, generator=generator) * 4
+    _, alignment = from_cost(cost, 0.5)
+    assert bool((alignment >= 0).all())
+    torch.testing.assert_close(alignment[:, 0, 0], torch.ones(2), rtol=2e-6, atol=0)
+    assert bool((alignment[:, -1, -1] == 1).all())
+    # A path of h horizontal, v vertical and k diagonal moves: sum_ij E (moves into the cell) fixes both margins.
+    assert bool((alignment.double().sum(1) > 1 - 1e-5).all())
+    assert bool((alignment.double().sum(2) > 1 - 1e-5).all())
+    total = alignment.double().sum((1, 2))
+    assert bool(((total >= 400) & (total <= 789)).all())
+
+
+def test_band_of_zero_is_the_trace_exactly() -> None:
+    cost = torch.rand(2, 500, 500)
+    value, alignment = from_cost(cost, 0.1, 0)
+    torch.testing.assert_close(
+        value, cost.double().diagonal(dim1=1, dim2=2).sum(1).float(), rtol=1e-6, atol=0
+    )
+    assert torch.equal(alignment, torch.eye(500).expand(2, -1, -1))
+
+
+def test_cells_outside_the_band_are_never_used() -> None:
+    cost = torch.rand(1, 300, 310)
+    row, column = torch.arange(300)[:, None], torch.arange(310)[None]
+    outside = (row - column).abs() > 25
+    plain = from_cost(cost, 0.3, 25)
+    cost[0, outside] = math.nan
+    poisoned = from_cost(cost, 0.3, 25)
+    assert torch.equal(plain[0], poisoned[0])
+    assert torch.equal(plain[1], poisoned[1])
+    assert bool((poisoned[1][0, outside] == 0).all())
+
+
+@pytest.mark.parametrize("broadcast", ["x", "y"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_broadcast_side_and_result_types(broadcast: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(1 if broadcast == "x" else 3, 30, 4, generator=generator).to(dtype)
+    y = torch.randn(1 if broadcast == "y" else 3, 40, 4, generator=generator).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    value, gx, gy = fused(x, y, 1.0)
+    assert value.dtype == wide
+    assert gx.dtype == (wide if broadcast == "x" else dtype)
+    assert gy.dtype == (wide if broadcast == "y" else dtype)
+    copied = fused(
+        x.to(wide).repeat(4 - x.shape[0], 1, 1)[:3], y.to(wide).repeat(4 - y.shape[0], 1, 1)[:3], 1.0
+    )
+    assert torch.equal(value, copied[0])
+    assert torch.equal(gx, copied[1].to(gx.dtype))
+    assert torch.equal(gy, copied[2].to(gy.dtype))
+
+
+def test_strides_do_not_matter() -> None:
+    generator = torch.Generator().manual_seed(9)
+    base_x = torch.randn(6, 40, 5, generator=generator)
+    base_y = torch.randn(3, 5, 50, generator=generator)
+    x, y = base_x[::2], base_y.transpose(1, 2)
+    expected = fused(x.contiguous(), y.contiguous(), 1.0)
+    for found, wanted in zip(fused(x, y, 1.0), expected, strict=True):
+        assert torch.equal(found, wanted)
+    expanded = base_x[:1].expand(3, -1, -1)
+    for found, wanted in zip(fused(expanded, y, 1.0), fused(expanded.contiguous(), y, 1.0), strict=True):
+        assert torch.equal(found, wanted)
+    cost = squared_distances(x, y)
+    turned = cost.transpose(1, 2).contiguous().transpose(1, 2)
+    for found, wanted in zip(from_cost(turned, 1.0), from_cost(cost, 1.0), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_sides_not_needed_are_left_out() -> None:
+    x, y = torch.randn(2, 30, 20), torch.randn(2, 40, 20)
+    value, state = launch.fused_forward(x, y, 1.0, -1, None, None, True)
+    both = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, True)
+    only_x = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, False)
+    only_y = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, False, True)
+    assert torch.equal(only_x[0], both[0])
+    assert only_x[1].shape == (0,)
+    assert torch.equal(only_y[1], both[1])
+    assert only_y[0].shape == (0,)
+
+
+@pytest.mark.parametrize("bandwidth", [-1, 0, 5, 64, 127, 128, 129, 500])
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (64, 64), (65, 129), (300, 301), (1000, 70)])
+def test_state_has_the_size_that_was_announced(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> None:
+    if 0 <= bandwidth < abs(n - m):
+        pytest.skip("no path inside this band")
+    x, y = torch.randn(2, n, 3, dtype=dtype), torch.randn(2, m, 3, dtype=dtype)
+    _, state = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
+    assert state.numel() == config.fused_state_bytes(2, n, m, 3, dtype, bandwidth)
+    _, state = launch.cost_forward(squared_distances(x, y), 1.0, bandwidth, None, None, True)
+    assert state.numel() == config.cost_state_bytes(2, n, m, dtype, bandwidth)
+
+
+def test_state_is_far_smaller_than_a_table() -> None:
+    table = 4 * 20_000**2
+    assert config.fused_state_bytes(1, 20_000, 20_000, 8, torch.float32, -1) < table / 25
+    assert config.fused_state_bytes(1, 20_000, 20_000, 8, torch.float32, 100) < table / 1000
+
+
+# ------------------------------------------------------------------------------------------------------- threads
+@pytest.mark.parametrize("bandwidth", [-1, 0, 150])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
+    batch: int, bandwidth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(10)
+    x = torch.randn(batch, 500, 12, generator=generator)
+    y = torch.randn(batch, 500, 12, generator=generator)
+    lengths = torch.tensor([500, 400, 130][:batch], dtype=torch.int32)
+    monkeypatch.setattr(launch, "SMALLEST_SHARED_WORK", 0)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads, by_tile in [(1, False), (1, True), (2, False), (2, True), (3, True), (8, True)]:
+            torch.set_num_threads(threads)
+            monkeypatch.setattr(launch, "_by_tile", lambda problem, count, answer=by_tile: answer)
+            for _ in range(3):
+                results.append(
+                    (
+                        *fused(x, y, 1.0, bandwidth, (lengths, lengths)),
+                        launch.fused_forward(x, y, 1.0, bandwidth, lengths, lengths, False)[0],
+                        *from_cost(squared_distances(x, y), 1.0, bandwidth, (lengths, lengths)),
+                    )
+                )
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for found, expected in zip(result, results[0], strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_several_calling_threads_share_the_pool(two_threads: None) -> None:
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(1, 700, 3, generator=generator)
+    y = torch.randn(1, 700, 3, generator=generator)
+    expected = fused(x, y, 1.0)
+    wrong: list[str] = []
+
+    def call() -> None:
+        for _ in range(10):
+            for found, wanted in zip(fused(x, y, 1.0), expected, strict=True):
+                if not torch.equal(found, wanted):
+                    wrong.append("differs")
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+FORKING_PROGRAM = """
+import os, torch
+from softdtw_cuda._cpu import launch
+torch.set_num_threads(2)
+torch.manual_seed(0)
+x, y = torch.randn(1, 600, 3), torch.randn(1, 600, 3)
+def gradient():
+    value, state = launch.fused_forward(x, y, 1.0, -1, None, None, True)
+    gx, _ = launch.fused_backward(torch.ones(1), x, y, value, state, 1.0, -1, None, None, True, True)
+    return gx
+expected = gradient()
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(gradient(), expected) else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_too() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() == "0"
+
+
+def test_an_error_in_a_worker_reaches_the_caller_and_stops_the_others() -> None:
+    def work(worker: int) -> bool:
+        if worker == 1:
+            raise ValueError("from a worker")
+        return True
+
+    with pytest.raises(ValueError, match="from a worker"):
+        launch._run(2, work)
+
+
+# ---------------------------------------------------------------------------------------------------- compilation
+def test_without_a_cache_directory_functions_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = numba.njit
+
+    def njit(**options: Any) -> Any:
+        if options.get("cache"):
+
+            def refuse(function: Any) -> Any:
+                raise RuntimeError("cannot cache function: no locator available")
+
+            return refuse
+        return real(**options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert intrinsics.jit(lambda a: a + 1)(2) == 3
+
+
+def test_first_compilation_is_announced_once(tmp_path: Any) -> None:
+    program = (
+        "import torch\n"
+        "from softdtw_cuda._cpu import launch\n"
+        "x = torch.ones(1, 3, 1)\n"
+        "value, state = launch.fused_forward(x, x, 1.0, -1, None, None, True)\n"
+        "launch.fused_backward(torch.ones(1), x, x, value, state, 1.0, -1, None, None, True, True)\n"
+        "print(float(value))\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        for _ in range(2)
+    )
+    assert first.stderr.count("compiling the CPU kernels") == 1
+    assert "compiling" not in second.stderr
+    assert float(first.stdout) == pytest.approx(-math.log(13), rel=1e-6)
+    assert first.stdout == second.stdout
+
+
+# ----------------------------------------------------------------------------------------------------- intrinsics
+@numba.njit
+def _apply_exp2(source: Any, target: Any) -> None:
+    for k in range(0, source.size, intrinsics.lanes_of(source)):
+        intrinsics.vstore(target, k, intrinsics.vexp2(intrinsics.vload(source, k)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1.3e-7), (np.float64, 4e-16)])
+def test_exp2_is_good_to_about_one_unit(dtype: type, tolerance: float) -> None:
+    source = np.linspace(-0.5, 0.5, 4096).astype(dtype)
+    target = np.empty_like(source)
+    _apply_exp2(source, target)
+    truth = np.exp2(source.astype(np.longdouble))
+    assert np.abs(target / truth - 1).max() < tolerance
+
+
+@numba.njit
+def _apply_down(n: Any, m: Any, target: Any) -> None:
+    for k in range(0, target.size, intrinsics.lanes_of(target)):
+        intrinsics.vstore(target, k, intrinsics.vdown(intrinsics.vload(n, k), intrinsics.vload(m, k)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "integer", "cut"), [(np.float32, np.int32, 100), (np.float64, np.int64, 900)]
+)
+def test_powers_of_two_are_exact_and_end_in_zero(dtype: type, integer: type, cut: int) -> None:
+    shift = np.arange(4096).astype(integer)
+    shift[-1] = (1 << 30) + (1 << 29)
+    m = np.full(4096, -(1 << 29), integer)
+    target = np.empty(4096, dtype)
+    _apply_down(shift + m, m, target)
+    assert np.array_equal(target, np.where(shift < cut, np.exp2(-shift.astype(np.float64)), 0).astype(dtype))
+
+
+@numba.njit
+def _apply_transpose(source: Any, target: Any, stride: int) -> None:
+    intrinsics.transpose(source, 0, stride, target, 0, stride)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_transpose_and_shears(dtype: type) -> None:
+    lanes = intrinsics.VECTOR_BYTES // np.dtype(dtype).itemsize
+    source = np.random.default_rng(0).random((lanes, lanes + 3)).astype(dtype)
+    target = np.zeros_like(source)
+    _apply_transpose(source.ravel(), target.ravel(), lanes + 3)
+    assert np.array_equal(target[:, :lanes], source[:, :lanes].T)
+
+    edge, height, vectors = 8 * lanes, 5 * lanes + 3, 7
+    pitch = edge + lanes
+    rows = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
+    diagonals = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
+    kernels.shear(rows.ravel(), height, vectors, edge, diagonals.ravel())
+    for a, b in itertools.product(range(height), range(vectors * lanes)):
+        assert diagonals[a + b, b] == rows[a + lanes, b]
+    back = np.full_like(rows, np.nan)
+    kernels.unshear(diagonals.ravel(), height, vectors, edge, back.ravel())
+    inside = np.s_[lanes : lanes + height, : vectors * lanes]
+    assert np.array_equal(back[inside], rows[inside])
+
+
+def test_distance_bound_holds_and_is_not_far() -> None:
+    generator = torch.Generator().manual_seed(12)
+    x = torch.randn(3, 70, 8, generator=generator) + 1000
+    y = torch.randn(3, 60, 8, generator=generator) + 1000
+    problem = launch._fused_problem(x, y, 1.0, -1, None, None)
+    largest = np.zeros(3)
+    kernels.largest_distance_worker(
+        problem.x, 560, problem.y, 480, 8, problem.x_lengths, problem.y_lengths,
+        np.zeros(1, np.int64), np.empty(8), largest, 0,
+    )  # fmt: skip
+    true_largest = squared_distances(x.double(), y.double()).amax((1, 2)).numpy()
+    assert (largest >= true_largest).all()
+    assert (largest <= 4 * true_largest).all()
