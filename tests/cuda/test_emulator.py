@@ -518,6 +518,127 @@ def test_a_lane_may_do_as_it_likes_with_its_own_bytes(watched: EmulatedModule) -
     Toy(out=32).launch(watched, "neighbours", option=4, shared_bytes=128)
 
 
+# ---- the same sources on the device
+
+
+def device_binary(architecture: str) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    source = TOYS.read_text().replace('#include "primitives.cuh"', PRIMITIVES.read_text())
+    return bytes(Program(source, "c++", ProgramOptions(arch=architecture, std="c++17")).compile("cubin").code)
+
+
+def test_toys_are_cuda() -> None:
+    """What the emulator is tested with is what NVIDIA's compiler understands."""
+    assert device_binary("sm_90")
+
+
+class Device:
+    """Launches the toys on the GPU, in the emulator's place."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+        from cuda.core import Device as CoreDevice
+        from cuda.core import ObjectCode
+
+        torch.cuda.init()
+        torch.cuda.current_stream().synchronize()
+        CoreDevice(0).set_current()
+        properties = torch.cuda.get_device_properties(0)
+        self._driver = driver
+        self._code = ObjectCode.from_cubin(device_binary(f"sm_{properties.major}{properties.minor}"))
+
+    def launch(self, toy: Toy, name: str, *, n: int = 0, option: int = 0, **how: int) -> None:
+        buffers = [toy.inputs, toy.out, toy.counter, toy.words, toy.wide]
+        tensors = [torch.from_numpy(b.array.reshape(-1).view(np.uint8).copy()).cuda() for b in buffers]
+        params = Params(*(tensor.data_ptr() for tensor in tensors), n, option)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        handle = int(self._code.get_kernel(name).handle)
+        grid = (how.get("blocks", 1), 1, 1, how.get("threads", 32), 1, 1)
+        (status,) = self._driver.cuLaunchKernel(
+            handle, *grid, how.get("shared_bytes", 0), 0, ctypes.addressof(arguments), 0
+        )
+        assert not status
+        torch.cuda.synchronize()
+        for buffer, tensor in zip(buffers[1:], tensors[1:], strict=True):
+            buffer.array.reshape(-1).view(np.uint8)[:] = tensor.cpu().numpy()
+
+
+@pytest.fixture(scope="module")
+def device_toys() -> Device:
+    return Device()
+
+
+def on_both(toys: EmulatedModule, device: Device, make: Any, name: str, **how: Any) -> tuple[Toy, Toy]:
+    emulated, real = make(), make()
+    emulated.launch(toys, name, **how)
+    device.launch(real, name, **how)
+    return emulated, real
+
+
+@pytest.mark.gpu
+def test_primitives_equal_the_hardware(toys: EmulatedModule, device_toys: Device) -> None:
+    def check(make: Any, name: str, **how: Any) -> None:
+        emulated, real = on_both(toys, device_toys, make, name, **how)
+        for mine, theirs in (
+            (emulated.out, real.out),
+            (emulated.words, real.words),
+            (emulated.wide, real.wide),
+        ):
+            np.testing.assert_array_equal(mine.array, theirs.array, err_msg=f"{name} {how}")
+
+    for kind in range(4):
+        check(lambda: Toy(random_words(64), 256), "shuffles", n=kind, option=5)
+    bits = np.unique(float_samples())
+    bits = bits[~np.isnan(bits.view(np.float32))]  # the bits of a NaN are not part of the promise
+    halves = np.arange(2**16, dtype=np.uint32)
+    halves = halves[~np.isnan(halves.astype(np.uint16).view(np.float16))]
+    check(lambda: Toy(halves, halves.size), "arithmetic", n=halves.size, option=0)
+    for option in (1, 2, 5, 6, 7, 8, 9):
+        check(lambda: Toy(bits, bits.size), "arithmetic", n=bits.size, option=option)
+    for option in (0, 1):
+        check(lambda: Toy(random_words(128), 128), "matrices", option=option, shared_bytes=512)
+    given = random_words(128) % 1000
+    check(lambda: Toy(given, 128), "rotation", n=5, threads=128, shared_bytes=512)
+    check(lambda: Toy(given, 64), "producer_consumer", n=9, threads=128, shared_bytes=256)
+    check(lambda: Toy(given, 128), "two_groups", n=9, threads=128, shared_bytes=512)
+    check(lambda: Toy(words=17 * 32), "chain", n=17, blocks=5)
+    check(lambda: Toy(wide=9 * 32), "wide_chain", n=9, blocks=9)
+    released = {"threads": 64, "shared_bytes": 4, "blocks": 9}
+    check(lambda: Toy(out=9 * 64, counters=10), "released_chain", **released)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", [3, 4], ids=["exp2", "reciprocal"])
+def test_approximations_are_near_the_hardware(toys: EmulatedModule, device_toys: Device, option: int) -> None:
+    values = np.concatenate(
+        [float_samples().view(np.float32), np.linspace(-150, 130, 9999, dtype=np.float32)]
+    )
+    bits = values.view(np.uint32)
+    how = {"n": bits.size, "option": option}
+    emulated, real = on_both(toys, device_toys, lambda: Toy(bits, bits.size), "arithmetic", **how)
+    mine, theirs = emulated.out.array.view(np.float32), real.out.array.view(np.float32)
+    np.testing.assert_allclose(mine, theirs, rtol=5e-7, atol=0)
+    np.testing.assert_array_equal(np.signbit(mine[mine == 0]), np.signbit(theirs[theirs == 0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["product", "product_of_matrices"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_are_near_the_hardware(
+    toys: EmulatedModule, device_toys: Device, kernel: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    packed = torch.randn(16 * 16 + 16 * 8).to(dtype).view(torch.int16).numpy().view(np.uint32)
+    c = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    how = {"option": int(dtype is torch.float16), "shared_bytes": 768}
+    emulated, real = on_both(toys, device_toys, lambda: Toy(packed, c.view(np.uint32)), kernel, **how)
+    mine, theirs = emulated.out.array.view(np.float32), real.out.array.view(np.float32)
+    np.testing.assert_allclose(
+        mine, theirs, rtol=0, atol=1e-5
+    )  # the hardware sums in another order, truncating
+
+
 # ---- building
 
 

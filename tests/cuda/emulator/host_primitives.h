@@ -3,6 +3,8 @@
 // A kernel source whose include of primitives.cuh is replaced by this file builds as a shared library. Where a
 // primitive is a call of a hardware instruction, the PTX manual's definition is followed to the bit, except that the
 // approximate 2^x and 1/x are correctly rounded or nearly so, and that a matrix product is summed in the order of k.
+// Plain arithmetic is this machine's: the bits of a NaN differ (a GPU makes 0x7fffffff of every one, x86 keeps those
+// of the operand), and a product and a sum written apart are not fused.
 #pragma once
 
 #include <math.h>
