@@ -12,8 +12,8 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # pyproject.toml sets a time limit for pytest-timeout. A GPU machine may lack that plugin, and without it pytest
-    # would refuse the setting.
+    # pyproject.toml sets a time limit for pytest-timeout. A GPU machine may lack that plugin, and without it
+    # pytest would refuse the setting.
     if importlib.util.find_spec("pytest_timeout") is None:
         parser.addini("timeout", "seconds; ignored without pytest-timeout")
 

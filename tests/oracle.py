@@ -75,7 +75,7 @@ def truth(
     radius = -1 if bandwidth is None else bandwidth
     lengths = [None if given is None else torch.tensor(list(given)) for given in (x_lengths, y_lengths)]
     padded = [
-        side if given is None else _reference.zero_padding(side, given)
+        side if given is None else _reference.fill_padding(side, given)
         for side, given in zip((x, y), lengths, strict=True)
     ]
     exact = _reference.sqeuclidean_cost(*padded)

@@ -144,8 +144,8 @@ def test_extreme_temperatures_and_costs(device: str, gamma: float, cost_scale: f
     x, y = x.to(device).requires_grad_(), y.to(device).requires_grad_()
     value = softdtw(x, y, gamma=gamma)
     value.sum().backward()
-    # At cost / gamma = 1e12 even float64 costs are not exact enough in log space: the oracle itself is then off by
-    # 1e-16 * 1e12, which is why it gets that as slack.
+    # At cost / gamma = 1e12 even float64 is not exact enough in log space: the oracle itself is then off by
+    # 1e-16 * 1e12, which is why that is allowed for.
     expected = truth(x, y, gamma)
     assert_value_within_budget(value, expected.value, gamma, 130)
     slack = max(expected.rounding, 1e-16 * cost_scale / gamma)

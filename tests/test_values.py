@@ -151,7 +151,7 @@ class TestIdentities:
 
 
 def test_anti_diagonals_and_the_mass_that_jumps_them_sum_to_one(device: str) -> None:
-    """Every path crosses anti-diagonal k or jumps it by a diagonal step, so the two probabilities sum to 1."""
+    """Every path crosses anti-diagonal k or jumps it by a diagonal step: the two probabilities sum to 1."""
     n, m, gamma = 37, 23, 0.5
     cost = costs(1, n, m, device)
     alignment = softdtw_alignment(cost=cost, gamma=gamma)[0].cpu()
@@ -165,9 +165,9 @@ def test_anti_diagonals_and_the_mass_that_jumps_them_sum_to_one(device: str) -> 
 
 
 def test_constant_cost(device: str) -> None:
-    """A constant c costs c times the path length, and N x M paths of every length are counted by binomials."""
+    """A constant c costs c times the path length, and paths of every length are counted by binomials."""
     n, m, c, gamma = 9, 14, 0.8, 0.6
-    # Paths with k diagonal steps: (n - 1 + m - 1 - k)! / (k! (n - 1 - k)! (m - 1 - k)!), of n + m - 1 - k cells.
+    # Paths with k diagonal steps: (n + m - 2 - k)! / (k! (n - 1 - k)! (m - 1 - k)!), of n + m - 1 - k cells.
     total = math.fsum(
         math.comb(n + m - 2 - k, k)
         * math.comb(n + m - 2 - 2 * k, n - 1 - k)

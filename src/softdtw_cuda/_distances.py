@@ -24,6 +24,14 @@ class Metric(NamedTuple):
     is_named: bool
 
 
+def _centre(x: Tensor, y: Tensor) -> Tensor:
+    """A point (B or 1, 1, D) amid the data of each pair, which keeps offsets from cancelling in products.
+
+    Taken from one sample each, never over the batch: a NaN is its own sample's affair.
+    """
+    return (y if y.shape[0] == 1 else x).mean(1, keepdim=True)
+
+
 def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Gradient of the squared Euclidean costs wrt x, one for each sample: 2 sum_j grad_ij (x_i - y_j).
 
@@ -31,8 +39,7 @@ def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
         grad: (B, N, M) gradient wrt the costs.
         x, y: (B or 1, N, D) and (B or 1, M, D).
     """
-    # Differences to a common centre, so that an offset of the data does not cancel in the two terms below.
-    centre = x.mean((0, 1), keepdim=True)
+    centre = _centre(x, y)
     with torch.autocast(x.device.type, enabled=False):
         return 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
 
@@ -49,10 +56,9 @@ class _SquaredEuclidean(torch.autograd.Function):
     def forward(x: Tensor, y: Tensor) -> Tensor:
         if x.dtype == torch.float64:
             return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
-        centre = x.mean(1, keepdim=True, dtype=torch.float64)
-        if centre.shape[0] != y.shape[0]:
-            centre = centre.mean(0, keepdim=True)
-        wide_x, wide_y = x - centre, y - centre
+        wide_x, wide_y = x.double(), y.double()
+        centre = _centre(wide_x, wide_y)
+        wide_x, wide_y = wide_x - centre, wide_y - centre
         square_x = wide_x.square().sum(2).unsqueeze(2)
         square_y = wide_y.square().sum(2).unsqueeze(1)
         product = torch.matmul(wide_x, wide_y.transpose(1, 2))

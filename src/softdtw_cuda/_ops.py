@@ -148,10 +148,10 @@ def _fused_backward_kernel(
     need_x: bool,
     need_y: bool,
 ) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = backend(x.device.type).fused_backward(
+    grad_x, grad_y = backend(x.device.type).fused_backward(
         grad, x, y, value, state, gamma, bandwidth, x_lengths, y_lengths, need_x, need_y
     )
-    return result
+    return grad_x if need_x else x.new_empty(0), grad_y if need_y else y.new_empty(0)
 
 
 def _cost_forward_kernel(
@@ -281,7 +281,7 @@ _in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def _refuse_second_order() -> None:
-    if torch.is_grad_enabled() and not _in_transform():
+    if torch.is_grad_enabled():
         raise RuntimeError(
             "softdtw_cuda: second derivatives are not implemented, so backward with create_graph=True is "
             "refused; call it without create_graph."
@@ -303,7 +303,6 @@ def _contract(grad: Tensor, series: Tensor) -> Tensor:
 
 
 def _fused_gradients(ctx: Any, grad: Tensor, operator: Any) -> tuple[Tensor | None, Tensor | None]:
-    _refuse_second_order()
     x, y, value, state, x_lengths, y_lengths = ctx.saved_tensors
     need_x, need_y = ctx.needs_input_grad[:2]
     grad_x, grad_y = operator(
@@ -313,7 +312,6 @@ def _fused_gradients(ctx: Any, grad: Tensor, operator: Any) -> tuple[Tensor | No
 
 
 def _cost_gradient(ctx: Any, grad: Tensor, operator: Any) -> Tensor:
-    _refuse_second_order()
     cost, value, state, x_lengths, y_lengths = ctx.saved_tensors
     gradient: Tensor = operator(grad, cost, value, state, ctx.gamma, ctx.bandwidth, x_lengths, y_lengths)
     return gradient
@@ -333,6 +331,7 @@ def _fused_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _fused_formula(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    _refuse_second_order()
     return *_fused_gradients(ctx, grad, _fused_backward), None, None, None, None, None
 
 
@@ -343,6 +342,7 @@ def _cost_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def _cost_formula(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    _refuse_second_order()
     return _cost_gradient(ctx, grad, _cost_backward), None, None, None, None, None
 
 
@@ -375,6 +375,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
         return *_fused_gradients(ctx, grad, ctx.kernels.fused_backward), None, None, None, None
 
 
@@ -396,6 +397,7 @@ class _Cost(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
         return _cost_gradient(ctx, grad, ctx.kernels.cost_backward), None, None, None, None
 
 
@@ -403,7 +405,8 @@ _fused_with_gradient: Callable[..., Tensor] = _Fused.apply
 _cost_with_gradient: Callable[..., Tensor] = _Cost.apply
 
 
-# torch.func differentiates a Function with a setup_context, but not (in torch 2.13) an operator.
+# torch.func differentiates a Function with a setup_context, but not (in torch 2.13) an operator. It always
+# asks for a graph of the gradient, so the refusal has to wait until something differentiates that.
 
 
 class _FusedInTransform(torch.autograd.Function):

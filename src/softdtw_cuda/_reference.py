@@ -145,16 +145,19 @@ def softdtw(
 ) -> Tensor:
     """Soft-DTW of series x (B, N, D) and y (B, M, D) under the squared Euclidean distance; (B,) values."""
     if x_lengths is not None:
-        x = zero_padding(x, x_lengths)
+        x = fill_padding(x, x_lengths)
     if y_lengths is not None:
-        y = zero_padding(y, y_lengths)
+        y = fill_padding(y, y_lengths)
     return softdtw_from_cost(sqeuclidean_cost(x, y), gamma, bandwidth, x_lengths, y_lengths)
 
 
-def zero_padding(series: Tensor, lengths: Tensor) -> Tensor:
-    """Copy of series (1 or B, N, D) with zeros past each sample's length, so that NaN there cannot spread."""
+def fill_padding(series: Tensor, lengths: Tensor) -> Tensor:
+    """Copy of series (1 or B, N, D) whose padding repeats the first step, so that NaN there cannot spread.
+
+    Not zeros: the padding takes part in the mean that distances are centred around.
+    """
     inside = torch.arange(series.shape[1], device=series.device) < lengths.view(-1, 1)
-    return torch.where(inside.unsqueeze(2), series, 0.0)
+    return torch.where(inside.unsqueeze(2), series, series[:, :1].detach())
 
 
 def alignment_from_cost(
@@ -255,9 +258,9 @@ def _wide_pair(
 ) -> tuple[Tensor, Tensor]:
     x, y = _widen(x.detach()), _widen(y.detach())
     if x_lengths is not None:
-        x = zero_padding(x, x_lengths)
+        x = fill_padding(x, x_lengths)
     if y_lengths is not None:
-        y = zero_padding(y, y_lengths)
+        y = fill_padding(y, y_lengths)
     return x, y
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _ops
 from ._distances import DistanceFunction, Metric
-from ._reference import value_dtype, zero_padding
+from ._reference import fill_padding, value_dtype
 from ._validation import (
     Lengths,
     check_band,
@@ -330,9 +330,9 @@ def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_leng
     """(B, N, M) cost matrix, in float32 for narrower input."""
     # NaN in the padding would come back through the distance's own gradient, as 0 * NaN.
     if x_lengths is not None:
-        x = zero_padding(x, x_lengths)
+        x = fill_padding(x, x_lengths)
     if y_lengths is not None:
-        y = zero_padding(y, y_lengths)
+        y = fill_padding(y, y_lengths)
     if x.dtype in (torch.float16, torch.bfloat16):
         x, y = x.float(), y.float()
     if metric.is_named:

@@ -1,0 +1,381 @@
+"""Every refusal: the type of the error, and that it names the argument, what came and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import softdtw_cuda
+from softdtw_cuda import (
+    SoftDTW,
+    softdtw,
+    softdtw_alignment,
+    softdtw_barycenter,
+    softdtw_cdist,
+    softdtw_divergence,
+    softdtw_from_cost,
+)
+
+X, Y = torch.zeros(2, 5, 3), torch.zeros(2, 4, 3)
+COST = torch.zeros(2, 5, 4)
+
+
+def raises(error: type[Exception], *parts: str) -> pytest.RaisesExc:
+    """An error whose message holds every part."""
+    return pytest.raises(error, check=lambda caught: all(part in str(caught) for part in parts))
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    "softdtw": lambda **options: softdtw(X, Y, **options),
+    "divergence": lambda **options: softdtw_divergence(X, Y, **options),
+    "from_cost": lambda **options: softdtw_from_cost(COST, **options),
+    "alignment": lambda **options: softdtw_alignment(X, Y, **options),
+    "alignment of a cost": lambda **options: softdtw_alignment(cost=COST, **options),
+    "cdist": lambda **options: softdtw_cdist(X, Y, **options),
+    "module": lambda **options: SoftDTW(**options)(X, Y),
+}
+EVERYWHERE = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf, -math.inf, 0])
+def test_gamma_out_of_range(call: Callable[..., object], gamma: float) -> None:
+    with raises(ValueError, "gamma", str(float(gamma)), "greater than 0"):
+        call(gamma=gamma)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("gamma", ["1", None, True, 1j, torch.tensor(1.0)])
+def test_gamma_of_the_wrong_type(call: Callable[..., object], gamma: object) -> None:
+    with raises(TypeError, "gamma", type(gamma).__name__, "gamma=1.0"):
+        call(gamma=gamma)
+
+
+def test_gamma_may_be_any_real_number() -> None:
+    expected = softdtw(X, Y, gamma=2.0)
+    for gamma in (2, np.float32(2), np.float64(2), np.int64(2)):
+        assert torch.equal(softdtw(X, Y, gamma=gamma), expected)
+
+
+@EVERYWHERE
+def test_negative_bandwidth(call: Callable[..., object]) -> None:
+    with raises(ValueError, "bandwidth", "-1", "None means no band"):
+        call(bandwidth=-1)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bandwidth", ["3", True, math.nan, math.inf, torch.tensor(3), [3]])
+def test_bandwidth_of_the_wrong_type(call: Callable[..., object], bandwidth: object) -> None:
+    with raises(TypeError, "bandwidth", "an integer or None"):
+        call(bandwidth=bandwidth)
+
+
+def test_bandwidth_may_be_a_whole_float() -> None:
+    assert torch.equal(softdtw(X, Y, bandwidth=2.0), softdtw(X, Y, bandwidth=2))
+    assert torch.equal(softdtw(X, Y, bandwidth=np.int32(2)), softdtw(X, Y, bandwidth=2))
+
+
+@EVERYWHERE
+def test_band_without_a_path(call: Callable[..., object]) -> None:
+    with raises(ValueError, "bandwidth=0", "5 and 4", "smallest radius", "is 1"):
+        call(bandwidth=0)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_band_without_a_path_names_the_sample(fused: bool) -> None:
+    with raises(ValueError, "bandwidth=1", "sample 1", "5 and 2", "is 3", "3 works for the whole batch"):
+        softdtw(X, Y, bandwidth=1, fused=fused, x_lengths=[4, 5], y_lengths=torch.tensor([4, 2]))
+    with raises(ValueError, "sample 0", "5 and 1", "is 4"):
+        softdtw_from_cost(COST, bandwidth=2, y_lengths=[1, 4])
+    with raises(ValueError, "x[1], y[0]", "5 and 1", "is 4"):
+        softdtw_cdist(X, Y, bandwidth=2, x_lengths=[3, 5], y_lengths=[1, 4])
+
+
+@pytest.mark.parametrize("call", [softdtw, softdtw_divergence, softdtw_alignment, softdtw_cdist])
+class TestPairs:
+    def test_not_a_tensor(self, call: Callable[..., object]) -> None:
+        with raises(TypeError, "x", "torch.Tensor", "ndarray", "torch.as_tensor"):
+            call(np.zeros((2, 5, 3)), Y)
+        with raises(TypeError, "y", "torch.Tensor", "list"):
+            call(X, [[1.0]])
+
+    def test_wrong_rank(self, call: Callable[..., object]) -> None:
+        for x, y in ((X[0], Y), (X, Y[0]), (X[0, :, 0], Y[0, :, 0]), (X.unsqueeze(0), Y.unsqueeze(0))):
+            with raises(ValueError, "3 dimensions", str(tuple(x.shape)), str(tuple(y.shape)), "unsqueeze"):
+                call(x, y)
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.complex64])
+    def test_not_a_float(self, call: Callable[..., object], dtype: torch.dtype) -> None:
+        with raises(TypeError, "x has dtype", str(dtype), "float32", "x.float()"):
+            call(X.to(dtype), Y.to(dtype))
+        with raises(TypeError, "y has dtype", str(dtype), "y.float()"):
+            call(X, Y.to(dtype))
+
+    def test_features_differ(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "3 features", "has 2", "(2, 5, 3)", "(2, 4, 2)"):
+            call(X, Y[..., :2])
+
+    def test_dtypes_differ(self, call: Callable[..., object]) -> None:
+        with raises(TypeError, "torch.float32", "torch.float64", "y.to(x.dtype)"):
+            call(X, Y.double())
+
+    def test_devices_differ(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "x is on cpu", "y on meta", "y.to(x.device)"):
+            call(X, Y.to("meta"))
+
+    def test_nothing_to_compare(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "x has shape (2, 0, 3)", "at least one time step"):
+            call(X[:, :0], Y)
+        with raises(ValueError, "y has shape (2, 0, 3)", "at least one time step"):
+            call(X, Y[:, :0])
+        with raises(ValueError, "x has shape (2, 5, 0)", "one feature"):
+            call(X[..., :0], Y[..., :0])
+
+
+def test_batch_sizes_differ() -> None:
+    with raises(ValueError, "batch size 3", "2", "equal batch sizes", "softdtw_cdist"):
+        softdtw(torch.zeros(3, 5, 3), Y)
+
+
+def test_all_pairs_need_a_batch() -> None:
+    with raises(ValueError, "3 dimensions", "(5, 3)", "(4, 3)", "unsqueeze(0)"):
+        softdtw_cdist(X[0], Y[0])
+
+
+class TestCosts:
+    def test_not_a_tensor(self) -> None:
+        with raises(TypeError, "cost", "torch.Tensor", "ndarray"):
+            softdtw_from_cost(np.zeros((2, 5, 4)))
+
+    def test_not_a_float(self) -> None:
+        with raises(TypeError, "cost has dtype", "torch.int64", "cost.float()"):
+            softdtw_from_cost(COST.long())
+
+    @pytest.mark.parametrize("shape", [(4,), (1, 2, 3, 4)])
+    def test_wrong_rank(self, shape: tuple[int, ...]) -> None:
+        with raises(ValueError, "cost", "(batch, N, M)", str(shape)):
+            softdtw_from_cost(torch.zeros(shape))
+
+    @pytest.mark.parametrize("shape", [(2, 0, 4), (2, 4, 0), (0, 4)])
+    def test_nothing_to_walk(self, shape: tuple[int, ...]) -> None:
+        with raises(ValueError, "cost", str(shape), "at least 1"):
+            softdtw_from_cost(torch.zeros(shape))
+
+    def test_alignment_takes_one_kind_of_input(self) -> None:
+        with raises(TypeError, "x and y, or cost", "both"):
+            softdtw_alignment(X, Y, cost=COST)
+        for pair in ((), (X,)):
+            with raises(TypeError, "x and y, or cost", "neither"):
+                softdtw_alignment(*pair)
+
+
+class TestLengths:
+    CALLS = pytest.mark.parametrize(
+        "call",
+        [
+            lambda **lengths: softdtw(X, Y, **lengths),
+            lambda **lengths: softdtw_alignment(X, Y, **lengths),
+            lambda **lengths: softdtw_cdist(X, Y, **lengths),
+            lambda **lengths: softdtw_from_cost(COST, **lengths),
+            lambda **lengths: SoftDTW()(X, Y, **lengths),
+        ],
+    )
+
+    @CALLS
+    @pytest.mark.parametrize("bad", [0, -2, 6])
+    @pytest.mark.parametrize("kind", [list, torch.tensor])
+    def test_out_of_range(self, call: Callable[..., object], bad: int, kind: Callable[..., object]) -> None:
+        with raises(ValueError, f"x_lengths[1] is {bad}", "from 1 to 5", "padded length"):
+            call(x_lengths=kind([5, bad]))
+        with raises(ValueError, "y_lengths[0]", "from 1 to 4"):
+            call(y_lengths=kind([bad - 1 if bad == 6 else bad, 2]))
+
+    @CALLS
+    def test_wrong_count(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "x_lengths has shape (3,)", "2 sample(s)", "shape (2,)"):
+            call(x_lengths=[5, 5, 5])
+        with raises(ValueError, "y_lengths has shape (2, 1)", "shape (2,)"):
+            call(y_lengths=torch.ones(2, 1, dtype=torch.int64))
+        with raises(ValueError, "x_lengths has shape ()"):
+            call(x_lengths=torch.tensor(5))
+
+    @CALLS
+    def test_wrong_type(self, call: Callable[..., object]) -> None:
+        with raises(TypeError, "x_lengths has dtype torch.float32", "x_lengths.long()"):
+            call(x_lengths=torch.tensor([5.0, 5.0]))
+        with raises(TypeError, "x_lengths has dtype torch.bool"):
+            call(x_lengths=torch.tensor([True, True]))
+        for bad in ([5.0, 5.0], ["a", "b"], 5, {}.keys):
+            with raises(TypeError, "y_lengths", "integer tensor or a list of integers"):
+                call(y_lengths=bad)
+
+    @CALLS
+    def test_wrong_device(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "x_lengths is on meta", "expected cpu", "x_lengths.to('cpu')"):
+            call(x_lengths=torch.ones(2, dtype=torch.int64, device="meta"))
+
+
+class TestDistances:
+    def test_unknown_name(self) -> None:
+        with raises(ValueError, "dist is 'manhattan'", "'cityblock'", "callable"):
+            softdtw(X, Y, dist="manhattan")
+        with raises(ValueError, "dist is 'manhattan'"):
+            SoftDTW(dist="manhattan")
+
+    def test_wrong_type(self) -> None:
+        with raises(TypeError, "dist", "NoneType", "string or a callable"):
+            softdtw(X, Y, dist=None)
+
+    def test_callable_with_the_wrong_shape(self) -> None:
+        def flat(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x.unsqueeze(2) - y.unsqueeze(1)).abs()
+
+        with raises(ValueError, "dist flat returned shape (2, 5, 4, 3)", "(B, N, M) = (2, 5, 4)"):
+            softdtw(X, Y, dist=flat)
+        with raises(ValueError, "returned shape (2, 4, 5)"):
+            softdtw(X, Y, dist=lambda x, y: x.new_zeros(2, 4, 5))
+
+    def test_callable_that_returns_something_else(self) -> None:
+        with raises(TypeError, "returned float", "torch.Tensor"):
+            softdtw(X, Y, dist=lambda x, y: 1.0)
+        with raises(TypeError, "the result of dist", "torch.int64"):
+            softdtw(X, Y, dist=lambda x, y: torch.zeros(2, 5, 4, dtype=torch.int64))
+        with raises(ValueError, "returned a tensor on meta", "expected cpu"):
+            softdtw(X, Y, dist=lambda x, y: torch.zeros(2, 5, 4, device="meta"))
+
+    @pytest.mark.parametrize("dist", ["euclidean", "cityblock", "cosine", torch.cdist])
+    def test_fused_demanded_where_there_is_no_kernel(self, dist: object) -> None:
+        with raises(ValueError, "fused=True", "dist='sqeuclidean'", "fused=None"):
+            softdtw(X, Y, dist=dist, fused=True)
+
+    def test_fused_demanded_on_a_device_without_kernels(self) -> None:
+        with raises(RuntimeError, "fused=True", "'meta'", "fused=None"):
+            softdtw(X.to("meta"), Y.to("meta"), fused=True)
+
+
+def test_reduction() -> None:
+    with raises(ValueError, "reduction is 'average'", "'none', 'mean' or 'sum'"):
+        SoftDTW(reduction="average")
+
+
+class TestBarycenter:
+    def test_series(self) -> None:
+        with raises(ValueError, "X must have shape (K, N, D)", "(5, 3)", "unsqueeze(-1)"):
+            softdtw_barycenter(X[0])
+        with raises(TypeError, "X must be", "ndarray"):
+            softdtw_barycenter(np.zeros((2, 5, 3)))
+        with raises(TypeError, "X has dtype torch.int64", "X.float()"):
+            softdtw_barycenter(X.long())
+        with raises(ValueError, "X has shape (0, 5, 3)", "at least one series"):
+            softdtw_barycenter(X[:0])
+        with raises(ValueError, "X has shape", "at least one series"):
+            softdtw_barycenter([])
+        with raises(ValueError, "X[1] has shape (4, 2)", "(time, 3)"):
+            softdtw_barycenter([X[0], Y[0, :, :2]])
+        with raises(ValueError, "X[1] is torch.float64", "torch.float32"):
+            softdtw_barycenter([X[0], Y[0].double()])
+        with raises(ValueError, "lengths[1] is 0"):
+            softdtw_barycenter([X[0], X[0, :0]])
+
+    def test_lengths(self) -> None:
+        with raises(ValueError, "lengths[0] is 9", "from 1 to 5"):
+            softdtw_barycenter(X, lengths=[9, 5])
+        with raises(ValueError, "lengths", "list", "leave it out"):
+            softdtw_barycenter([X[0]], lengths=[5])
+        with raises(ValueError, "length must be at least 1", "0"):
+            softdtw_barycenter(X, length=0)
+
+    @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0], [[1.0, 1.0]]])
+    def test_weights(self, weights: list[float]) -> None:
+        with raises(ValueError, "weights", "2 non-negative finite numbers"):
+            softdtw_barycenter(X, weights=weights)
+
+    def test_init(self) -> None:
+        with raises(ValueError, "init has shape (5, 2)", "(L, 3)"):
+            softdtw_barycenter(X, init=torch.zeros(5, 2))
+        with raises(ValueError, "length is 7", "init has 5"):
+            softdtw_barycenter(X, init=torch.zeros(5, 3), length=7)
+        with raises(ValueError, "init is 'random'", "'mean'"):
+            softdtw_barycenter(X, init="random")
+
+    def test_options(self) -> None:
+        with raises(ValueError, "optimizer is 'sgd'", "'lbfgs'"):
+            softdtw_barycenter(X, optimizer="sgd")
+        with raises(ValueError, "max_iter", "0"):
+            softdtw_barycenter(X, max_iter=0)
+        with raises(ValueError, "gamma"):
+            softdtw_barycenter(X, gamma=0)
+
+    def test_broken_numbers(self) -> None:
+        broken = X.clone()
+        broken[0, 2] = math.nan
+        with raises(ValueError, "first iterate is nan", "NaN"):
+            softdtw_barycenter(broken)
+
+
+class TestSecondOrder:
+    """No second derivative is ever returned, because it would be wrong."""
+
+    @pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"normalize": True}])
+    def test_create_graph(self, device: str, options: dict) -> None:
+        x = torch.randn(1, 5, 2, dtype=torch.float64, device=device, requires_grad=True)
+        y = torch.randn(1, 4, 2, dtype=torch.float64, device=device)
+        with raises(RuntimeError, "create_graph=True", "second derivatives"):
+            torch.autograd.grad(softdtw(x, y, **options).sum(), x, create_graph=True)
+        with raises(RuntimeError, "create_graph=True"):
+            softdtw(x, y, **options).sum().backward(create_graph=True)
+
+    def test_cost(self, device: str) -> None:
+        cost = torch.rand(1, 5, 4, device=device, requires_grad=True)
+        with raises(RuntimeError, "create_graph=True"):
+            torch.autograd.grad(softdtw_from_cost(cost).sum(), cost, create_graph=True)
+
+    def test_alignment(self, device: str) -> None:
+        x = torch.randn(1, 5, 2, device=device, requires_grad=True)
+        alignment = softdtw_alignment(x, torch.randn(1, 4, 2, device=device))
+        with raises(RuntimeError, "second derivatives"):
+            alignment.square().sum().backward()
+
+    def test_operators(self, device: str) -> None:
+        x = torch.randn(1, 5, 2, device=device, requires_grad=True)
+        y = torch.randn(1, 4, 2, device=device)
+        value, state = torch.ops.softdtw_cuda.fused_forward(x, y, 1.0, -1, None, None, True)
+        with raises(RuntimeError, "create_graph=True"):
+            torch.autograd.grad(value.sum(), x, create_graph=True)
+        gradient, _ = torch.ops.softdtw_cuda.fused_backward(
+            torch.ones_like(value), x, y, value.detach(), state, 1.0, -1, None, None, True, False
+        )
+        with raises(RuntimeError, "second derivatives"):
+            gradient.sum().backward()
+
+    def test_nested_transforms(self, device: str) -> None:
+        x = torch.randn(1, 5, 2, device=device)
+        y = torch.randn(1, 4, 2, device=device)
+
+        def slope(x: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda x: softdtw(x, y).sum())(x).square().sum()
+
+        with raises(RuntimeError, "second derivatives"):
+            torch.func.grad(slope)(x)
+
+
+def test_operator_without_saved_state_has_no_gradient() -> None:
+    x = torch.randn(1, 5, 2, requires_grad=True)
+    with raises(RuntimeError, "save=False", "save=True"):
+        torch.ops.softdtw_cuda.fused_forward(x, Y[:1, :, :2], 1.0, -1, None, None, False)
+
+
+def test_operator_checks_host_lengths() -> None:
+    with raises(ValueError, "x_lengths[0] is 9"):
+        torch.ops.softdtw_cuda.fused_forward(X, Y, 1.0, -1, torch.tensor([9, 5]), None, False)
+    with raises(ValueError, "bandwidth=1", "sample 1"):
+        torch.ops.softdtw_cuda.cost_forward(COST, 1.0, 1, None, torch.tensor([4, 2]), False)
+
+
+def test_public_names() -> None:
+    for name in softdtw_cuda.__all__:
+        assert getattr(softdtw_cuda, name).__doc__
