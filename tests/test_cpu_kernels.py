@@ -1,4 +1,4 @@
-"""The CPU kernels against the float64 oracle: values, gradients, bands, lengths, ranges, threads, reproducibility."""
+"""The CPU kernels against the float64 oracle: values, gradients, bands, lengths, ranges, threads."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def two_threads() -> Iterator[None]:
 
 
 SHAPES = [
-    # B, N, M, D, gamma, bandwidth: below, at and above lane and tile edges, N != M, band inside and across tiles
-    (1, 1, 1, 1, 1.0, -1),
+    # B, N, M, D, gamma, bandwidth: below, at and above lane and tile edges, N != M, band inside and across
+    # tiles , 1, 1, 1, 1.0, -1),
     (2, 1, 9, 3, 1.0, -1),
     (2, 9, 1, 3, 1.0, -1),
     (3, 16, 17, 1, 0.1, -1),
@@ -291,8 +291,8 @@ def test_mass_is_conserved() -> None:
     assert bool((alignment >= 0).all())
     torch.testing.assert_close(alignment[:, 0, 0], torch.ones(2), rtol=2e-6, atol=0)
     assert bool((alignment[:, -1, -1] == 1).all())
-    # A path of h horizontal, v vertical and k diagonal moves: sum_ij E (moves into the cell) fixes both margins.
-    assert bool((alignment.double().sum(1) > 1 - 1e-5).all())
+    # A path of h horizontal, v vertical and k diagonal moves: sum_ij E (moves into the cell) fixes both
+    # margins. sert bool((alignment.double().sum(1) > 1 - 1e-5).all())
     assert bool((alignment.double().sum(2) > 1 - 1e-5).all())
     total = alignment.double().sum((1, 2))
     assert bool(((total >= 400) & (total <= 789)).all())
@@ -386,7 +386,7 @@ def test_state_is_far_smaller_than_a_table() -> None:
     assert config.fused_state_bytes(1, 20_000, 20_000, 8, torch.float32, 100) < table / 1000
 
 
-# ------------------------------------------------------------------------------------------------------- threads
+# -------------------------------------------------------------------------------------------------- threads
 @pytest.mark.parametrize("bandwidth", [-1, 0, 150])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
@@ -482,7 +482,7 @@ def test_an_error_in_a_worker_reaches_the_caller_and_stops_the_others() -> None:
         launch._run(2, work)
 
 
-# ---------------------------------------------------------------------------------------------------- compilation
+# ---------------------------------------------------------------------------------------------- compilation
 def test_without_a_cache_directory_functions_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     real = numba.njit
 
@@ -526,7 +526,7 @@ def test_first_compilation_is_announced_once(tmp_path: Any) -> None:
     assert first.stdout == second.stdout
 
 
-# ----------------------------------------------------------------------------------------------------- intrinsics
+# ----------------------------------------------------------------------------------------------- intrinsics
 @numba.njit
 def _apply_exp2(source: Any, target: Any) -> None:
     for k in range(0, source.size, intrinsics.lanes_of(source)):

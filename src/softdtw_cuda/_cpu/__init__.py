@@ -1,1 +1,1 @@
-"""CPU backend: Numba kernels on SIMD vectors (:mod:`.kernels`), their launcher and the sizes of what they save."""
+"""CPU backend: Numba kernels on SIMD vectors, their launcher, and the sizes of what they save."""

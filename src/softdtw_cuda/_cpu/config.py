@@ -1,7 +1,9 @@
-"""Sizes of the CPU kernels' saved state: pure arithmetic, importable without Numba and traceable with symbolic sizes.
+"""Sizes of the CPU kernels' saved state: pure arithmetic, importable without Numba and traceable with
+symbolic sizes.
 
-A pair's cost matrix is cut into square tiles. The forward saves the bottom row and the right column of every tile that
-the band touches, as scaled floats (f, n): 4 numbers for each of the tile's edge cells, 16 / TILE bytes a cell in float32.
+A pair's cost matrix is cut into square tiles. The forward saves the bottom row and the right column of every
+tile that the band touches, as scaled floats (f, n): 4 numbers for each of the tile's edge cells, 16 / TILE
+bytes a cell in float32.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch
 
 TILE_NARROW = 128
-"""Tile edge in float32: three probabilities, costs and alignment of a tile take 650 KB, inside a 1 MB L2 cache."""
+"""Tile edge in float32: shares, costs and alignment of a tile take 800 KB, inside a 1 MB L2 cache."""
 TILE_WIDE = 64
 """Tile edge in float64: half the edge, a quarter of the cells, twice the bytes a cell."""
 
@@ -29,7 +31,8 @@ def saved_columns(m: int, bandwidth: int, edge: int) -> int:
     columns = (m + edge - 1) // edge
     if bandwidth < 0:
         return columns
-    return torch.sym_min(columns, 2 * tile_radius(bandwidth, edge) + 1)  # type: ignore[no-any-return, no-untyped-call]
+    kept: int = torch.sym_min(columns, 2 * tile_radius(bandwidth, edge) + 1)
+    return kept
 
 
 def saved_edge_cells(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:

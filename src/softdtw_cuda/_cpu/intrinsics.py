@@ -1,12 +1,15 @@
 """SIMD vectors, atomics and the few scaled-float primitives that the CPU kernels are written in.
 
-Numba's own loop vectoriser leaves a scalar tail on every anti-diagonal, which costs more than the diagonal itself.
-The kernels therefore spell their vectors out: a ``VectorType`` is an LLVM ``<lanes x element>``, one register on the
-machine at hand, and every function here is emitted inline. Vectors are 64 bytes wide with AVX-512 and 32 otherwise;
-LLVM splits them where the hardware is narrower, so the code is correct everywhere.
+Numba's own loop vectoriser leaves a scalar tail on every anti-diagonal, which costs more than the diagonal
+itself. The kernels therefore spell their vectors out: a ``VectorType`` is an LLVM ``<lanes x element>``, one
+register on the machine at hand, and every function here is emitted inline. Vectors are 64 bytes wide with
+AVX-512 and 32 otherwise; LLVM splits them where the hardware is narrower, so the code is correct everywhere.
 
 All offsets are in elements of a flat, C-contiguous array and are not checked.
 """
+
+# Numba and llvmlite are annotated in parts or not at all, differently from one version to the next.
+# mypy: disable-error-code="import-untyped, no-untyped-call, attr-defined, misc"
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def jit(function: Function) -> Function:
         return cast(Function, numba.njit(nogil=True)(function))
 
 
-class VectorType(types.Type):  # type: ignore[misc]
+class VectorType(types.Type):
     """A SIMD register of ``lanes`` elements; the element is a Numba number type or ``boolean`` for a mask."""
 
     def __init__(self, element: Any, lanes: int) -> None:
@@ -59,7 +62,7 @@ def _llvm_vector(vector: VectorType) -> ir.VectorType:
 
 
 @register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: VectorType) -> None:
         super().__init__(dmm, fe_type, _llvm_vector(fe_type))
 
@@ -106,7 +109,9 @@ def _fmuladd(builder: ir.IRBuilder, vector: VectorType, a: ir.Value, b: ir.Value
     return builder.call(function, [a, b, c])
 
 
-def _element_pointer(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value) -> ir.Value:
+def _element_pointer(
+    context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value
+) -> ir.Value:
     struct = context.make_array(array)(context, builder, value)
     return builder.gep(struct.data, [offset])
 
@@ -123,15 +128,15 @@ def _emit(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(function))
 
 
-# ---------------------------------------------------------------------------------------------------- operators
+# ------------------------------------------------------------------------------------------------ operators
 def _binary(op: Any, float_name: str | None, integer_name: str | None) -> None:
     @infer_global(op)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]
+    class _Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
-            if len(args) == 2 and isinstance(args[0], VectorType) and args[0] == args[1]:
-                if (float_name if _is_float(args[0]) else integer_name) is not None:
-                    return signature(args[0], args[0], args[0])
-            return None
+            if len(args) != 2 or not isinstance(args[0], VectorType) or args[0] != args[1]:
+                return None
+            name = float_name if _is_float(args[0]) else integer_name
+            return None if name is None else signature(args[0], args[0], args[0])
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         name = float_name if _is_float(sig.return_type) else integer_name
@@ -150,7 +155,7 @@ _binary(operator.or_, None, "or_")
 
 def _comparison(op: Any, symbol: str) -> None:
     @infer_global(op)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]
+    class _Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
             if len(args) == 2 and isinstance(args[0], VectorType) and args[0] == args[1]:
                 return signature(_mask_twin(args[0]), args[0], args[0])
@@ -168,7 +173,7 @@ _comparison(operator.eq, "==")
 _comparison(operator.lt, "<")
 
 
-# ------------------------------------------------------------------------------------------------ loads, stores
+# -------------------------------------------------------------------------------------------- loads, stores
 @_emit
 def vload(typingctx: Any, array: Any, offset: Any) -> Any:
     """The vector at ``array[offset:offset + lanes]``."""
@@ -227,7 +232,7 @@ def lanes_of(typingctx: Any, array: Any) -> Any:
     return types.intp(array), codegen
 
 
-# --------------------------------------------------------------------------------------------------- arithmetic
+# ----------------------------------------------------------------------------------------------- arithmetic
 @_emit
 def vfma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, rounded once where the hardware can."""
@@ -294,7 +299,7 @@ def vfrom_above(typingctx: Any, here: Any, above: Any) -> Any:
     return here(here, here), codegen
 
 
-# ------------------------------------------------------------------------------------------------ scaled floats
+# -------------------------------------------------------------------------------------------- scaled floats
 class _Format:
     """The bit layout of a float element and the cut-offs of the scaled floats built on it."""
 
@@ -309,7 +314,8 @@ class _Format:
         self.largest_shift = 100 if narrow else 900
 
 
-# 2^r on [-1/2, 1/2] by least squares at Chebyshev nodes for float32 (3e-9), by Taylor's series for float64 (1e-17).
+# 2^r on [-1/2, 1/2] by least squares at Chebyshev nodes for float32 (3e-9), by Taylor's series for float64
+# (1e-17).
 _EXP2_NARROW = (
     1.0,
     0.69314720671062,
@@ -388,7 +394,7 @@ def vdown(typingctx: Any, n: Any, m: Any) -> Any:
 
 @_emit
 def zero_exponent(typingctx: Any, array: Any) -> Any:
-    """The n that goes with f = 0: above any other n, and its distance from any other still fits the integer."""
+    """The n that goes with f = 0: above any other n, with room for differences in the same integer."""
     huge = 1 << (array.dtype.bitwidth - 2)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -422,9 +428,11 @@ def vdivide_by_power(typingctx: Any, f: Any, e: Any) -> Any:
     return f(f, e), codegen
 
 
-# ------------------------------------------------------------------------------------------------------- shears
+# --------------------------------------------------------------------------------------------------- shears
 def _shear(direction: int) -> Callable[..., Any]:
-    def typing(typingctx: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, to_stride: Any) -> Any:
+    def typing(
+        typingctx: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, to_stride: Any
+    ) -> Any:
         vector = _vector_of(source.dtype)
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -432,7 +440,7 @@ def _shear(direction: int) -> Callable[..., Any]:
             loaded: dict[tuple[int, int], ir.Value] = {}
 
             def row(t: int, stage: int) -> ir.Value:
-                # After `stage` stages, lane l of row t holds the source's row t + direction * (l mod 2^stage).
+                # After `stage` stages lane l of row t holds source row t + direction * (l mod 2^stage).
                 if (t, stage) not in loaded:
                     if stage == 0:
                         distance = ir.Constant(args[2].type, t)
@@ -500,7 +508,7 @@ def transpose(
     return types.void(source, index, index, target, index, index), codegen
 
 
-# ------------------------------------------------------------------------------------------------------ atomics
+# -------------------------------------------------------------------------------------------------- atomics
 @_emit
 def atomic_next(typingctx: Any, array: Any, index: Any) -> Any:
     """Add one to ``array[index]`` atomically; the value before."""

@@ -8,13 +8,14 @@ Equation numbers are those of ``docs/math.md``. Names used throughout:
     s = a+b   anti-diagonal inside the tile
     (f, n)    the scaled float f * 2^-n, eq. (5); f = 0 goes with n = huge
 
-Vector lanes run along b. A tile's costs are computed row by row into ``rows[a, b]`` and sheared into ``diagonals[s, b]``,
-so that an anti-diagonal is contiguous. Whatever lies outside the tile, the band or the pair costs +inf there: it gets
-f = 0 and takes part in every sum without a special case.
+Vector lanes run along b. A tile's costs are computed row by row into ``rows[a, b]`` and sheared into
+``diagonals[s, b]``, so that an anti-diagonal is contiguous. Whatever lies outside the tile, the band or the
+pair costs +inf there: it gets f = 0 and takes part in every sum without a special case.
 
-Order of work. The forward visits a tile after the tiles above, left and above-left; the backward after those below, right
-and below-right. One ticket is a pair, or, when pairs are few, one tile of one pair in such an order; every sum has the same
-order either way, so results depend neither on the choice nor on the number of threads.
+Order of work. The forward visits a tile after the tiles above, left and above-left; the backward after those
+below, right and below-right. One ticket is a pair, or, when pairs are few, one tile of one pair in such an
+order; every sum has the same order either way, so results depend neither on the choice nor on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ Array = Any
 UNBANDED = 1 << 40
 SPINS_BEFORE_YIELD = 2000
 LARGEST_LANE_WISE_DIMENSION = 8
-"""Up to this D the gradient products keep lanes along y's time axis; above it lanes run along the dimensions."""
+"""Up to this D the gradient products keep lanes along y's time axis, above it along the dimensions."""
 
 
-# ----------------------------------------------------------------------------------------------------- geometry
+# ------------------------------------------------------------------------------------------------- geometry
 @jit
 def tile_in_band(row: int, column: int, rows: int, columns: int, radius: int) -> bool:
     if row < 0 or column < 0 or row >= rows or column >= columns:
@@ -79,7 +80,7 @@ def saved_slot(row: int, column: int, kept: int, columns: int, radius: int) -> i
 
 @jit
 def diagonal_range(s: int, height: int, width: int, offset: int, bandwidth: int) -> tuple[int, int]:
-    """First and last b of anti-diagonal s inside the tile and the band; ``offset`` is i - j at the tile's corner."""
+    """First and last b of anti-diagonal s inside tile and band; ``offset`` is i - j at the tile's corner."""
     low = max(0, s - height + 1)
     high = min(width - 1, s)
     # |offset + a - b| <= bandwidth with a = s - b
@@ -88,10 +89,12 @@ def diagonal_range(s: int, height: int, width: int, offset: int, bandwidth: int)
     return low, high
 
 
-# -------------------------------------------------------------------------------------------------------- costs
+# ---------------------------------------------------------------------------------------------------- costs
 @jit
-def pack_columns(y: Array, start: int, width: int, dimensions: int, edge: int, packed: Array, at: int) -> None:
-    """Transpose ``width`` rows of y into packed[b // pair, d, b % pair], a pair being two vectors; zeros up to ``edge``."""
+def pack_columns(
+    y: Array, start: int, width: int, dimensions: int, edge: int, packed: Array, at: int
+) -> None:
+    """Transpose rows of y into packed[b // pair, d, b % pair], a pair being two vectors, with zeros after."""
     lanes = lanes_of(packed)
     pair = 2 * lanes
     for b in range(0, edge, lanes):
@@ -120,8 +123,8 @@ def distance_rows(
 ) -> None:
     """rows[a, b] = sum_d (x[a, d] - y[b, d])^2 by direct differences.
 
-    Sums of at most 16 terms are added to a running total, which keeps the error at a few units in the last place; a
-    block of 4 rows and 2 vectors shares its loads. Blocks outside the band are passed over.
+    Sums of at most 16 terms are added to a running total, which keeps the error at a few units in the last
+    place; a block of 4 rows and 2 vectors shares its loads. Blocks outside the band are passed over.
     """
     lanes = lanes_of(rows)
     pitch = edge + lanes
@@ -228,7 +231,7 @@ def unshear(diagonals: Array, height: int, vectors: int, edge: int, rows: Array)
             shear_up(diagonals, (a + b) * pitch + b, pitch, rows, (a + lanes) * pitch + b, pitch)
 
 
-# ---------------------------------------------------------------------------------------------------- recurrence
+# ----------------------------------------------------------------------------------------------- recurrence
 @jit
 def walk(
     diagonals: Array,
@@ -262,10 +265,10 @@ def walk(
 ) -> tuple[float, int]:
     """Eqs. (5) and (6) over one tile, an anti-diagonal at a time; (f, n) of the tile's last cell.
 
-    ``top``, ``left``, ``bottom`` and ``right`` are offsets of the tile's boundary in their arrays, negative for a boundary
-    that does not exist (all zeros) or need not be saved. With ``keep_shares`` the three shares of eq. (7) are
-    stored for every cell. The last three anti-diagonals live in ``line_f`` and ``line_n``: slot b at ``lanes + b``,
-    slot -1 for the column left of the tile.
+    ``top``, ``left``, ``bottom`` and ``right`` are offsets of the tile's boundary in their arrays, negative
+    for a boundary that does not exist (all zeros) or need not be saved. With ``keep_shares`` the three shares
+    of eq. (7) are stored for every cell. The last three anti-diagonals live in ``line_f`` and ``line_n``:
+    slot b at ``lanes + b``, slot -1 for the column left of the tile.
     """
     lanes = lanes_of(line_f)
     pitch = edge + lanes
@@ -407,9 +410,9 @@ def sweep(
 ) -> float:
     """Eq. (8) over one tile, the anti-diagonals in reverse.
 
-    ``below[b]`` and ``beside[a]`` are the mass that enters the bottom row and the right column from outside; the mass
-    that leaves the tile is added to ``to_above[b]``, ``to_left[a]`` and, for the tile above-left, returned. Mass
-    below ``smallest`` is dropped: it would only make denormal numbers.
+    ``below[b]`` and ``beside[a]`` are the mass that enters the bottom row and the right column from outside;
+    the mass that leaves the tile is added to ``to_above[b]``, ``to_left[a]`` and, for the tile above-left,
+    returned. Mass below ``smallest`` is dropped: it would only make denormal numbers.
     """
     lanes = lanes_of(alignment)
     pitch = edge + lanes
@@ -471,10 +474,10 @@ def sweep(
             else:
                 to_corner = flow_diagonal[here + lanes]
         here, after, after2 = after2, here, after
-    return to_corner
+    return to_corner  # type: ignore[no-any-return]
 
 
-# ----------------------------------------------------------------------------------------------------- gradients
+# ------------------------------------------------------------------------------------------------ gradients
 @jit
 def gradient_along_columns(
     alignment: Array,
@@ -526,7 +529,7 @@ def gradient_along_columns(
 
 @jit
 def pad_rows(source: Array, start: int, count: int, dimensions: int, edge: int, target: Array) -> None:
-    """Copy ``count`` rows into target[d // lanes, row, d % lanes], with zeros around them up to whole blocks of 4 rows."""
+    """Copy rows into target[d // lanes, row, d % lanes], with zeros up to whole vectors and 4 rows."""
     lanes = lanes_of(target)
     for first in range(0, dimensions, lanes):
         whole = first + lanes <= dimensions
@@ -587,9 +590,9 @@ def gradient_along_dimensions(
     gy: Array,
     gy_start: int,
 ) -> None:
-    """Add factor * E_ab (x_a - y_b) to gx_a and take it from gy_b; lanes along the dimensions, 4 x 4 cells a step.
+    """Add factor * E_ab (x_a - y_b) to gx_a and take it from gy_b; lanes along the dimensions.
 
-    Blocks of cells with no mass are skipped.
+    One step is a block of 4 x 4 cells; blocks with no mass are skipped.
     """
     lanes = lanes_of(alignment)
     pitch = edge + lanes
@@ -666,7 +669,14 @@ def gradient_along_dimensions(
 
 @jit
 def write_alignment(
-    alignment: Array, edge: int, height: int, width: int, factor: float, target: Array, start: int, stride: int
+    alignment: Array,
+    edge: int,
+    height: int,
+    width: int,
+    factor: float,
+    target: Array,
+    start: int,
+    stride: int,
 ) -> None:
     """target[a, b] = factor * E_ab."""
     lanes = lanes_of(alignment)
@@ -677,7 +687,7 @@ def write_alignment(
             target[to + b] = factor * alignment[source + b]
 
 
-# --------------------------------------------------------------------------------------------------- whole tiles
+# ---------------------------------------------------------------------------------------------- whole tiles
 @jit
 def tile_costs(
     is_cost: bool,
@@ -728,7 +738,7 @@ def tile_costs(
 @jit
 def wait_for(flags: Array, index: int) -> bool:
     """Whether the flag was seen set within a bounded number of looks."""
-    for _ in range(SPINS_BEFORE_YIELD):
+    for _ in range(SPINS_BEFORE_YIELD):  # noqa: SIM110
         if load_acquire(flags, index) != 0:
             return True
     return False
@@ -776,8 +786,8 @@ def forward_worker(
 ) -> bool:
     """Take tickets until none is left; True when a tile it waits for is still under way (call again).
 
-    With ``by_tile`` a ticket is one tile, else one pair. When nothing is saved, the edges of each tile overwrite those of
-    the tile above or left of it.
+    With ``by_tile`` a ticket is one tile, else one pair. When nothing is saved, the edges of each tile
+    overwrite those of the tile above or left of it.
     """
     batch = x_lengths.size
     tiles = tile_rows.size
@@ -862,7 +872,12 @@ def forward_worker(
                 if has_left:
                     left = saved_start + saved_slot(row, column - 1, kept, padded_columns, radius) * edge
                 if has_corner:
-                    at = saved_start + saved_slot(row - 1, column - 1, kept, padded_columns, radius) * edge + edge - 1
+                    at = (
+                        saved_start
+                        + saved_slot(row - 1, column - 1, kept, padded_columns, radius) * edge
+                        + edge
+                        - 1
+                    )
                     corner_f, corner_n = bottom_f[at], bottom_n[at]
             else:
                 bottom = saved_start + column * edge
@@ -974,9 +989,10 @@ def backward_worker(
 ) -> bool:
     """Take tickets until none is left; True when a tile it waits for is still under way (call again).
 
-    Tiles come in the reverse of the forward's order. Each is recomputed from its saved top and left boundary, then swept by
-    eq. (8); ``upward``, ``leftward`` and ``cornerward`` carry the mass from tile to tile. With ``is_cost`` the result goes
-    to ``gx``, the gradient of the cost matrix. ``gx`` and ``gy`` come zeroed.
+    Tiles come in the reverse of the forward's order. Each is recomputed from its saved top and left
+    boundary, then swept by eq. (8); ``upward``, ``leftward`` and ``cornerward`` carry the mass from tile to
+    tile. With ``is_cost`` the result goes to ``gx``, the gradient of the cost matrix. ``gx`` and ``gy`` come
+    zeroed.
     """
     batch = x_lengths.size
     tiles = tile_rows.size
@@ -1139,7 +1155,12 @@ def backward_worker(
                 if tile_in_band(row, column - 1, rows_of_tiles, columns_of_tiles, radius):
                     left = saved_start + saved_slot(row, column - 1, kept, padded_columns, radius) * edge
                 if tile_in_band(row - 1, column - 1, rows_of_tiles, columns_of_tiles, radius):
-                    at = saved_start + saved_slot(row - 1, column - 1, kept, padded_columns, radius) * edge + edge - 1
+                    at = (
+                        saved_start
+                        + saved_slot(row - 1, column - 1, kept, padded_columns, radius) * edge
+                        + edge
+                        - 1
+                    )
                     corner_f, corner_n = bottom_f[at], bottom_n[at]
                 walk(
                     diagonals,
@@ -1248,7 +1269,7 @@ def backward_worker(
                 store_release(flags, (pair * padded_rows + row) * padded_columns + column, 1)
 
 
-# ------------------------------------------------------------------------------------------------- range of costs
+# ------------------------------------------------------------------------------------------- range of costs
 @jit
 def largest_distance_worker(
     x: Array,
@@ -1263,7 +1284,8 @@ def largest_distance_worker(
     largest: Array,
     worker: int,
 ) -> None:
-    """An upper bound of every pair's distances, in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre c.
+    """An upper bound of every pair's distances, in O((N + M) D): (max |x - c| + max |y - c|)^2 about a
+    centre c.
 
     NaN is passed over: it poisons the pair in any arithmetic.
     """
@@ -1303,9 +1325,16 @@ def largest_distance_worker(
 
 @jit
 def largest_cost_worker(
-    cost: Array, stride: int, m_padded: int, x_lengths: Array, y_lengths: Array, rows: int, tickets: Array, largest: Array
+    cost: Array,
+    stride: int,
+    m_padded: int,
+    x_lengths: Array,
+    y_lengths: Array,
+    rows: int,
+    tickets: Array,
+    largest: Array,
 ) -> None:
-    """The largest finite |cost| of each of ``rows`` blocks of 64 rows of every pair; NaN and infinities passed over."""
+    """The largest finite |cost| of each of ``rows`` blocks of 64 rows of every pair."""
     while True:
         ticket = atomic_next(tickets, 0)
         if ticket >= x_lengths.size * rows:

@@ -48,7 +48,7 @@ NOTICE_AFTER_SECONDS = 2.0
 LOG2_E = 1.4426950408889634
 
 
-# ------------------------------------------------------------------------------------------------------ threads
+# -------------------------------------------------------------------------------------------------- threads
 _executors: dict[int, ThreadPoolExecutor] = {}
 _executors_lock = threading.Lock()
 
@@ -62,7 +62,9 @@ def _executor() -> ThreadPoolExecutor:
             executor = _executors.get(process)
             if executor is None:
                 _executors.clear()
-                executor = ThreadPoolExecutor(max(1, os.cpu_count() or 1, torch.get_num_threads()), "softdtw-cpu")
+                executor = ThreadPoolExecutor(
+                    max(1, os.cpu_count() or 1, torch.get_num_threads()), "softdtw-cpu"
+                )
                 _executors[process] = executor
     return executor
 
@@ -81,8 +83,8 @@ _give_way: Callable[[], None] = getattr(os, "sched_yield", functools.partial(tim
 def _run(threads: int, work: Callable[[int], bool]) -> None:
     """Call ``work(k)`` on ``threads`` threads, this one included, again for as long as it returns True.
 
-    A worker returns True when the tile it waits for is still under way. That tile's ticket was drawn earlier, so its
-    worker has started: waiting ends even when the pool is busy and this thread is alone.
+    A worker returns True when the tile it waits for is still under way. That tile's ticket was drawn
+    earlier, so its worker has started: waiting ends even when the pool is busy and this thread is alone.
     """
     failed = threading.Event()
 
@@ -110,7 +112,7 @@ def _threads_for(work: int) -> int:
     return 1 if work < SMALLEST_SHARED_WORK else max(1, torch.get_num_threads())
 
 
-# --------------------------------------------------------------------------------------------- compilation notice
+# --------------------------------------------------------------------------------------- compilation notice
 _notice_given = False
 
 
@@ -127,7 +129,9 @@ def _compiling(dispatcher: Any, probe: Array) -> Iterator[None]:
         global _notice_given
         if not _notice_given:
             _notice_given = True
-            sys.stderr.write("softdtw_cuda: compiling the CPU kernels; this happens once and is cached on disk.\n")
+            sys.stderr.write(
+                "softdtw_cuda: compiling the CPU kernels; this happens once and is cached on disk.\n"
+            )
             sys.stderr.flush()
 
     timer = threading.Timer(NOTICE_AFTER_SECONDS, notice)
@@ -143,7 +147,7 @@ def _compiling(dispatcher: Any, probe: Array) -> Iterator[None]:
 _compiled: dict[str, set[str]] = {}
 
 
-# ------------------------------------------------------------------------------------------------------- scratch
+# -------------------------------------------------------------------------------------------------- scratch
 _scratch: dict[tuple[type, int], list[Array]] = {}
 
 
@@ -156,7 +160,7 @@ def _aligned(size: int, dtype: type) -> Array:
 
 @contextlib.contextmanager
 def _borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
-    """``count`` arrays that go back to a small store afterwards: fresh pages would cost more than small problems."""
+    """``count`` arrays that go back to a small store: fresh pages cost more than small problems."""
     store = _scratch.setdefault((dtype, size), [])
     arrays = []
     for _ in range(count):
@@ -174,7 +178,7 @@ def _borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
                 store.append(array)
 
 
-# ------------------------------------------------------------------------------------------------------ geometry
+# ------------------------------------------------------------------------------------------------- geometry
 class _Tiles(NamedTuple):
     edge: int
     radius: int
@@ -195,7 +199,7 @@ def _tiles(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> _Tiles:
 
 @functools.lru_cache(maxsize=64)
 def _order(rows: int, columns: int, radius: int, by_diagonal: bool, reverse: bool) -> tuple[Array, Array]:
-    """Rows and columns of the tiles in the band, every tile after those that the recurrence makes it wait for."""
+    """Rows and columns of the tiles in the band, every tile after those that it waits for."""
     row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
     inside = np.abs(row - column) <= radius
     row, column = row[inside], column[inside]
@@ -289,7 +293,9 @@ def _fused_problem(
     flat_y, y_stride = _flat(y)
     lengths = _lengths(x_lengths, batch, n), _lengths(y_lengths, batch, m)
     tiles = _tiles(n, m, x.dtype, bandwidth)
-    return _Problem(False, flat_x, x_stride, flat_y, y_stride, m, d, *lengths, float(gamma), tiles, batch, x.dtype)
+    return _Problem(
+        False, flat_x, x_stride, flat_y, y_stride, m, d, *lengths, float(gamma), tiles, batch, x.dtype
+    )
 
 
 def _cost_problem(
@@ -303,7 +309,7 @@ def _cost_problem(
 
 
 def _needs_wide(problem: _Problem, n: int) -> Array:
-    """Which float32 samples could leave the range of 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
+    """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
     threads = _threads_for(problem.cells // 8)
     tickets = np.zeros(1, np.int64)
     if problem.is_cost:
@@ -312,7 +318,14 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
 
         def work(worker: int) -> bool:
             kernels.largest_cost_worker(
-                problem.x, problem.x_stride, problem.m, problem.x_lengths, problem.y_lengths, blocks, tickets, largest
+                problem.x,
+                problem.x_stride,
+                problem.m,
+                problem.x_lengths,
+                problem.y_lengths,
+                blocks,
+                tickets,
+                largest,
             )
             return False
 
@@ -348,7 +361,7 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
     return wide
 
 
-# ------------------------------------------------------------------------------------------------------- kernels
+# -------------------------------------------------------------------------------------------------- kernels
 def _scratch_sizes(problem: _Problem, backward: bool) -> tuple[int, int]:
     edge, lanes = problem.tiles.edge, problem.lanes
     span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
@@ -361,7 +374,9 @@ def _scratch_sizes(problem: _Problem, backward: bool) -> tuple[int, int]:
     return floats, integers
 
 
-def _split_state(state: Array, problem: _Problem, n: int, bandwidth: int) -> tuple[Array, Array, Array, Array, int]:
+def _split_state(
+    state: Array, problem: _Problem, n: int, bandwidth: int
+) -> tuple[Array, Array, Array, Array, int]:
     """bottom f, bottom n, right f, right n out of the state's bytes, and the cells a pair takes in each."""
     cells = int(saved_edge_cells(n, problem.m, problem.dtype, bandwidth))
     floats, integers = state.view(problem.float_type), state.view(problem.int_type)
@@ -387,15 +402,17 @@ def _forward(problem: _Problem, n: int, bandwidth: int, save: bool) -> tuple[Ten
     slots = problem.batch if by_tile else threads
     value = torch.empty(problem.batch, dtype=problem.dtype)
     if save:
-        state = torch.empty(cost_state_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth), dtype=torch.uint8)
+        state = torch.empty(
+            cost_state_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth), dtype=torch.uint8
+        )
         bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.numpy(), problem, n, bandwidth)
     else:
         state = torch.empty(0, dtype=torch.uint8)
         saved = max(tiles.rows, tiles.columns) * tiles.edge
         bottom_f, right_f = np.empty((2, slots * saved), problem.float_type)
         bottom_n, right_n = np.empty((2, slots * saved), problem.int_type)
-    corners_f = np.empty(slots * tiles.rows, problem.float_type)
-    corners_n = np.empty(slots * tiles.rows, problem.int_type)
+    corners_f: Array = np.empty(slots * tiles.rows, problem.float_type)
+    corners_n: Array = np.empty(slots * tiles.rows, problem.int_type)
     packed_stride = tiles.columns * tiles.edge * problem.d
     rows, columns = _order(tiles.rows, tiles.columns, tiles.radius, by_tile, False)
     tickets = np.zeros(1, np.int64)
@@ -403,7 +420,8 @@ def _forward(problem: _Problem, n: int, bandwidth: int, save: bool) -> tuple[Ten
     flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
     floats, integers = _scratch_sizes(problem, False)
     value_array = value.numpy()
-    common = problem.common()
+    kernel: Any = kernels.forward_worker
+    common: tuple[Any, ...] = problem.common()
     with (
         _borrowed(threads, floats, problem.float_type) as scratch,
         _borrowed(threads, integers, problem.int_type) as scratch_n,
@@ -411,7 +429,7 @@ def _forward(problem: _Problem, n: int, bandwidth: int, save: bool) -> tuple[Ten
     ):
 
         def work(worker: int) -> bool:
-            again: bool = kernels.forward_worker(
+            again: bool = kernel(
                 *common,
                 tickets,
                 rows,
@@ -461,10 +479,12 @@ def _backward(
     by_tile = _by_tile(problem, threads)
     threads = threads if by_tile else min(threads, problem.batch)
     slots = problem.batch if by_tile else threads
-    bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.contiguous().numpy(), problem, n, bandwidth)
-    upward = np.empty(slots * tiles.columns * tiles.edge, problem.float_type)
-    leftward = np.empty(slots * tiles.rows * tiles.edge, problem.float_type)
-    cornerward = np.empty(slots * (tiles.rows + tiles.columns), problem.float_type)
+    bottom_f, bottom_n, right_f, right_n, saved = _split_state(
+        state.contiguous().numpy(), problem, n, bandwidth
+    )
+    upward: Array = np.empty(slots * tiles.columns * tiles.edge, problem.float_type)
+    leftward: Array = np.empty(slots * tiles.rows * tiles.edge, problem.float_type)
+    cornerward: Array = np.empty(slots * (tiles.rows + tiles.columns), problem.float_type)
     packed_stride = tiles.columns * tiles.edge * problem.d
     rows, columns = _order(tiles.rows, tiles.columns, tiles.radius, by_tile, True)
     tickets = np.zeros(1, np.int64)
@@ -475,7 +495,8 @@ def _backward(
     values = value.detach().to(problem.dtype).contiguous().numpy()
     # Mass too small to matter beside any other makes denormal numbers, which are slow.
     smallest = 2.0**-100 if problem.dtype == torch.float32 else 2.0**-900
-    common = problem.common()
+    kernel: Any = kernels.backward_worker
+    common: tuple[Any, ...] = problem.common()
     with (
         _borrowed(threads, floats, problem.float_type) as scratch,
         _borrowed(threads, integers, problem.int_type) as scratch_n,
@@ -483,7 +504,7 @@ def _backward(
     ):
 
         def work(worker: int) -> bool:
-            again: bool = kernels.backward_worker(
+            again: bool = kernel(
                 *common,
                 tickets,
                 rows,
@@ -533,7 +554,7 @@ def _float64(tensor: Tensor, samples: Tensor) -> Tensor:
     return picked.to(torch.float64)
 
 
-# ---------------------------------------------------------------------------------------------------- operators
+# ------------------------------------------------------------------------------------------------ operators
 def _computed(tensor: Tensor) -> Tensor:
     """float16 and bfloat16 are computed in float32."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
@@ -548,7 +569,7 @@ def fused_forward(
     y_lengths: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Soft-DTW of x (Bx, N, D) and y (By, M, D) under the squared Euclidean distance: value (B,) and saved state."""
+    """Squared Euclidean Soft-DTW of x (Bx, N, D) and y (By, M, D): value (B,) and saved state."""
     x, y = _computed(x), _computed(y)
     problem = _fused_problem(x, y, gamma, bandwidth, x_lengths, y_lengths)
     value, state = _forward(problem, x.shape[1], bandwidth, save)
@@ -581,7 +602,7 @@ def fused_backward(
     need_x: bool,
     need_y: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Per-sample gradients (B, N, D) and (B, M, D), zero in the padding; an empty tensor for a side not needed."""
+    """Per-sample gradients (B, N, D) and (B, M, D), zero in the padding; empty for a side not needed."""
     types = tuple(
         torch.promote_types(t.dtype, torch.float32) if t.shape[0] < grad.shape[0] else t.dtype for t in (x, y)
     )
