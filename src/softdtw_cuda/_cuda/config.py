@@ -168,7 +168,8 @@ def _backward_shared(k: Kernel) -> int:
     real = 8 if k.wide else 4
     if k.source == "inline":
         flow = 3 * real
-        size = 3 * k.subwalk * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 16
+        shares = 3 * k.subwalk if k.banded or k.wide else 2 * k.subwalk + 1
+        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 16
         if k.checkpoint > k.subwalk:
             size += k.checkpoint // k.subwalk * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
@@ -177,7 +178,8 @@ def _backward_shared(k: Kernel) -> int:
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     chunks = k.checkpoint // 32
     size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
-    size += (chunks + 1) * 32 * 3 * k.strip_rows * 4
+    shares = 3 * (chunks + 1) if k.banded else 2 * (chunks + 1) + 1
+    size += shares * 32 * k.strip_rows * 4
     size += _cost_making_shared(k)
     planes = 3 if k.input_code == 0 else 1
     if k.mode == TENSOR:

@@ -266,9 +266,12 @@ KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
 // ---- backward
 // At D = 1 the gradient of y rides along: each row adds its share to the y of its column and passes it up, strip
 // after strip, so the order of that sum is fixed.
+// Where nothing is forbidden the left share is what the other two leave of E, and need not be kept; next to a forbidden
+// cell it must be exactly nothing, so there it is.
+#define KEEP_LEFT (BANDED || WIDE)
 struct alignas(sizeof(real) * LANE_ROWS) LaneShares { real row[LANE_ROWS]; };
 struct alignas(16) BackwardShared {
-  LaneShares up[SUBWALK][32], left[SUBWALK][32], diagonal[SUBWALK][32];
+  LaneShares up[SUBWALK][32], diagonal[SUBWALK][32], left[KEEP_LEFT ? SUBWALK : 1][32];
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
 #if SUBWALKS > 1
@@ -407,7 +410,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             sd.row[q] = share.diagonal;
           });
           shared.up[eight + k][lane] = su;
-          shared.left[eight + k][lane] = sl;
+          if (KEEP_LEFT) shared.left[eight + k][lane] = sl;
           shared.diagonal[eight + k][lane] = sd;
         }
         renormalize(w);
@@ -435,7 +438,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         Flow in4[4];
         UNROLL for (int k = 0; k < 4; k++) {
           su4[k] = shared.up[eight + k][lane];
-          sl4[k] = shared.left[eight + k][lane];
+          if (KEEP_LEFT) sl4[k] = shared.left[eight + k][lane];
           sd4[k] = shared.diagonal[eight + k][lane];
           in4[k] = shared.flow_in[eight + k];
         }
@@ -468,8 +471,8 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             if (has_end && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
             diagonal_before[q] = diagonal[q];
             up[q] = e * su.row[q];
-            left[q] = e * sl.row[q];
             diagonal[q] = e * sd.row[q];
+            left[q] = KEEP_LEFT ? e * sl.row[q] : e - up[q] - diagonal[q];
 #if MODE == 2
             real part = e * (costs.x[q] - costs.y[q]);
             gx[q] += part;

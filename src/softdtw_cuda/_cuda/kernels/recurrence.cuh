@@ -151,7 +151,11 @@ DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal)
 }
 DEVICE real sum_of(const Terms& t) { return t.up + (t.left + t.diagonal); }
 DEVICE Scaled times(real sum, exponent m, const Weight& w) {  // eq. (6)
+#if BANDED || WIDE
   return Scaled{sum * w.v, add_then_min(m, w.n, (exponent)NO_PATH)};
+#else
+  return Scaled{sum * w.v, m + w.n};  // nothing is forbidden, so NO_PATH + 2^29 is never passed
+#endif
 }
 // Moves f's exponent into n; needed every 8 steps at least (a step multiplies f by 4.3 at most).
 DEVICE void renormalize(Scaled& z) {

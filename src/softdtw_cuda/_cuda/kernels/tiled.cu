@@ -138,35 +138,37 @@ DEVICE float centre_of(const Features& x, const Strip& s, i32 k) {
 #endif
 #endif
 }
-// Four features of one row.
+// Four features of one row. Loads are unconditional, from the nearest row and feature there is, so that none of them
+// has to be waited for here; stage_rows drops what lies outside.
 struct Quad { float v[4]; };
-DEVICE Quad load_quad(const Features& f, i32 row, i32 k) {
-  Quad q;
-  UNROLL for (int i = 0; i < 4; i++) q.v[i] = 0.0f;
-  if (row >= f.count) return q;
-  const element* at = f.rows + (i64)row * f.d + k;
-  if (k + 4 <= f.d && ((u64)at & (4 * sizeof(element) - 1)) == 0) {
-#if INPUT == 0
-    Word4 w = *(const Word4*)at;
-    q.v[0] = float_of(w.a); q.v[1] = float_of(w.b); q.v[2] = float_of(w.c); q.v[3] = float_of(w.d);
-#else
-    Word2 w = *(const Word2*)at;
-    q.v[0] = low_of(w.a); q.v[1] = high_of(w.a); q.v[2] = low_of(w.b); q.v[3] = high_of(w.b);
-#endif
-  } else {
-    UNROLL for (int i = 0; i < 4; i++) if (k + i < f.d) q.v[i] = to_float(at[i]);
-  }
-  return q;
-}
 #define QUADS_PER_ROW (DIMS / 4)
 #define QUADS_PER_THREAD (32 * QUADS_PER_ROW / GROUP)  // of 32 rows
-// 32 rows in the registers of a group, on their way to shared memory.
-struct RowBlock { Quad quads[QUADS_PER_THREAD]; };
+// 32 rows in the registers of a group, on their way to shared memory; 16-bit inputs still packed.
+#if INPUT == 0
+typedef Word4 PackedQuad;
+DEVICE Quad unpack(const PackedQuad& w) { return Quad{{float_of(w.a), float_of(w.b), float_of(w.c), float_of(w.d)}}; }
+DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
+  return PackedQuad{bits_of(row[k < last ? k : last]), bits_of(row[k + 1 < last ? k + 1 : last]),
+                    bits_of(row[k + 2 < last ? k + 2 : last]), bits_of(row[k + 3 < last ? k + 3 : last])};
+}
+#else
+typedef Word2 PackedQuad;
+DEVICE Quad unpack(const PackedQuad& w) { return Quad{{low_of(w.a), high_of(w.a), low_of(w.b), high_of(w.b)}}; }
+DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
+  return PackedQuad{(u32)row[k < last ? k : last] | (u32)row[k + 1 < last ? k + 1 : last] << 16,
+                    (u32)row[k + 2 < last ? k + 2 : last] | (u32)row[k + 3 < last ? k + 3 : last] << 16};
+}
+#endif
+struct RowBlock { PackedQuad quads[QUADS_PER_THREAD]; };
 DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
   RowBlock block;
+  const bool whole = f.d % 4 == 0 && (slice + 1) * DIMS <= f.d && ((u64)f.rows & (4 * sizeof(element) - 1)) == 0;
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
     i32 index = thread + i * GROUP;
-    block.quads[i] = load_quad(f, first_row + index / QUADS_PER_ROW, slice * DIMS + index % QUADS_PER_ROW * 4);
+    i32 row = first_row + index / QUADS_PER_ROW, k = slice * DIMS + index % QUADS_PER_ROW * 4;
+    const element* at = f.rows + (i64)(row < f.count ? row : f.count - 1) * f.d;
+    if (whole) block.quads[i] = *(const PackedQuad*)(at + k);
+    else block.quads[i] = gather(at, k, f.d - 1);
   }
   return block;
 }
@@ -174,31 +176,69 @@ DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thre
 // double because an error there is shared by a whole row of costs.
 DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, const Features& f, i32 first_row, const float* centre,
                        float* squares, double* square_sums, i32 slice, i32 thread) {
+  double sum[QUADS_PER_THREAD];
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
     i32 index = thread + i * GROUP;
     i32 row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
     bool real_row = first_row + row < f.count;
+    Quad quad = unpack(block.quads[i]);
     float v[4];
-    double sum = 0.0;
+    sum[i] = 0.0;
     UNROLL for (int j = 0; j < 4; j++) {
-      v[j] = real_row ? block.quads[i].v[j] - centre[k + j] : 0.0f;
-      sum += (double)v[j] * (double)v[j];
+      v[j] = real_row && slice * DIMS + k + j < f.d ? quad.v[j] - centre[k + j] : 0.0f;
+      sum[i] += (double)v[j] * (double)v[j];
     }
     u32 low[PLANES], high[PLANES];
     split(low, v[0], v[1]);
     split(high, v[2], v[3]);
     UNROLL for (int plane = 0; plane < PLANES; plane++)
       *(Word2*)&planes[plane * plane_rows + row][k] = Word2{low[plane], high[plane]};
-    if (squares) {
-      UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
-      if (k == 0) {
+  }
+  if (squares) {
+    UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2)
+      UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) sum[i] += from_lane_xor(sum[i], mask);
+    UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
+      i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW;
+      if (index % QUADS_PER_ROW == 0) {
 #if SLICED
-        sum += slice > 0 ? square_sums[row] : 0.0;
-        square_sums[row] = sum;
+        sum[i] += slice > 0 ? square_sums[row] : 0.0;
+        square_sums[row] = sum[i];
 #endif
-        squares[row] = (float)sum;
+        squares[row] = (float)sum[i];
       }
     }
+  }
+}
+#endif
+
+#if MODE == 1
+// y of a tile on its way to shared memory.
+#define DIRECT_PER_THREAD ((32 * DIMS + GROUP - 1) / GROUP)
+struct DirectRows { element v[DIRECT_PER_THREAD]; };
+DEVICE DirectRows fetch_direct(const Features& f, i32 tile, i32 thread) {
+  DirectRows block;
+  UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
+    i32 index = thread + i * GROUP, row = tile * 32 + index / DIMS, k = index % DIMS;
+    block.v[i] = f.rows[(i64)(row < f.count ? row : f.count - 1) * f.d + (k < f.d ? k : f.d - 1)];
+  }
+  return block;
+}
+DEVICE void stage_direct(float (*rows)[DIMS], const DirectRows& block, const Features& f, i32 thread) {
+  UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
+    i32 index = thread + i * GROUP, k = index % DIMS;
+    rows[index / DIMS][k] = k < f.d ? to_float(block.v[i]) : 0.0f;
+  }
+}
+#endif
+#if MODE == 0
+// A tile of the cost matrix: each thread one column of every fourth row, read from the nearest cell there is.
+DEVICE void fetch_costs(element (&next)[STRIP_ROWS / 4], const Params& p, const Strip& s, i32 tile, i32 thread) {
+  const element* cost = (const element*)p.x + s.pair * p.x_stride;
+  const i32 column = tile * 32 + (thread & 31);
+  const element* at = cost + (column < s.m ? column : s.m - 1);
+  UNROLL for (int i = 0; i < STRIP_ROWS / 4; i++) {
+    i32 row = s.first_row + (thread >> 5) + i * 4;
+    next[i] = at[(i64)(row < s.n ? row : s.n - 1) * p.m];
   }
 }
 #endif
@@ -230,6 +270,9 @@ struct CostMaker {
   RowBlock next;              // y of the next tile
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
+  DirectRows next;
+#else
+  element next[STRIP_ROWS / 4];  // costs of the next tile: rows warp, warp + 4, ...
 #endif
   bool bad;
 };
@@ -284,6 +327,9 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, CostShared& shared,
   Features x = features_x(p, s);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) maker.x[q][k] = feature(x, s.first_row + (thread & 31) + q * 32, k);
+  maker.next = fetch_direct(features_y(p, s), first, thread);
+#else
+  fetch_costs(maker.next, p, s, first, thread);
 #endif
   return maker;
 }
@@ -304,15 +350,16 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostSh
   const i32 start = ring_start(tile, chunks);
   const i32 lane = thread & 31, warp = thread >> 5;
 #if MODE == 0
-  const element* cost = (const element*)p.x + s.pair * p.x_stride;
   const float least = -268435456.0f / (float)(s.n + s.m);  // keeps a path of negative costs from running away
-  for (i32 r = warp; r < STRIP_ROWS; r += 4) {
-    i32 row = s.first_row + r, column = tile * 32 + lane;
+  float costs[STRIP_ROWS / 4];
+  UNROLL for (int i = 0; i < STRIP_ROWS / 4; i++) costs[i] = to_float(maker.next[i]);
+  if (following >= 0) fetch_costs(maker.next, p, s, following, thread);
+  UNROLL for (int i = 0; i < STRIP_ROWS / 4; i++) {
+    i32 r = warp + i * 4, row = s.first_row + r;
     float v = 2.0f * FORBIDDEN_FROM;
-    if (row < s.n && in_band(s, row, column)) {
-      double scaled = (double)to_float(cost[(i64)row * p.m + column]) * p.scale;
-      v = (float)scaled;
-      bool infinite = v > 3.0e38f && to_float(cost[(i64)row * p.m + column]) > 3.4028235e38f;
+    if (row < s.n && in_band(s, row, tile * 32 + lane)) {
+      v = (float)((double)costs[i] * p.scale);
+      bool infinite = costs[i] > 3.4028235e38f;
       maker.bad |= !infinite && !(v < FORBIDDEN_FROM && v > least);
       if (!(v > -FORBIDDEN_FROM)) v = 0.0f;
     }
@@ -320,7 +367,8 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostSh
   }
 #elif MODE == 1
   Features y = features_y(p, s);
-  for (i32 i = thread; i < 32 * DIMS; i += GROUP) shared.y[i / DIMS][i % DIMS] = feature(y, tile * 32 + i / DIMS, i % DIMS);
+  stage_direct(shared.y, maker.next, y, thread);
+  if (following >= 0) maker.next = fetch_direct(y, following, thread);
   group_barrier(COST_BARRIER, GROUP);
   const float scale = (float)p.scale;
   UNROLL_BY(2) for (int c = 0; c < 8; c++) {
@@ -513,6 +561,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 }
 
 // ---- backward
+#define KEEP_LEFT BANDED
 struct GradShared {
 #if MODE == 3
   alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
@@ -529,8 +578,8 @@ struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
   alignas(16) LaneReals up[SHARE_SLOTS][32][32];
-  alignas(16) LaneReals left[SHARE_SLOTS][32][32];
   alignas(16) LaneReals diagonal[SHARE_SLOTS][32][32];
+  alignas(16) LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
   CostShared making;
   GradShared grads;
   StoredState top[32];
@@ -538,6 +587,8 @@ struct alignas(16) BackwardShared {
   u32 ticket;
 };
 
+// Where nothing is forbidden the left share is what the other two leave of E, and need not be kept; next to a forbidden
+// cell it must be exactly nothing, so there it is.
 // Where the shares of a chunk live. With two chunks to a checkpoint the second always uses slot 1 and the first takes
 // turns between 0 and 2: the sweep still reads it while the next checkpoint's first chunk is recomputed.
 DEVICE i32 share_slot(i32 order, i32 sub) {
@@ -557,7 +608,8 @@ struct GradMaker {
   float row_sum[2];
   RowBlock next;
 #elif MODE == 1
-  float gx[LANE_ROWS][DIMS];
+  float gx[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
+  DirectRows next;
 #endif
 };
 
@@ -603,7 +655,12 @@ DEVICE GradMaker open_gradients(const Params& p, const Strip& s, GradShared& sha
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
-  UNROLL for (int q = 0; q < LANE_ROWS; q++) UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] = 0.0f;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++)
+    UNROLL for (int k = 0; k < DIMS; k++) {
+      maker.gx[q][k] = 0.0f;
+      maker.x[q][k] = feature(x, s.first_row + (thread & 31) + q * 32, k);
+    }
+  maker.next = fetch_direct(features_y(p, s), first, thread);
   for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) shared.x[i / DIMS][i % DIMS] = feature(x, s.first_row + i / DIMS, i % DIMS);
 #endif
   return maker;
@@ -616,21 +673,22 @@ DEVICE Turn turn_of(const Params& p, const Strip& s, i32 tile) {
   turn.last = s.index == 0 || !touches(strip_of(p, s.pair, s.index - 1), tile);
   return turn;
 }
-DEVICE void add_to_gy(const Params& p, const Turn& turn, i64 at, float v) {
-  if (!turn.first) v += load_fresh((const float*)p.sum_y + at);
+DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, float v) {
   if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
   else ((float*)p.sum_y)[at] = v;
 }
-
-// Two neighbours, as many as there are.
-DEVICE void add_to_gy(const Params& p, const Turn& turn, i64 at, i32 left, float a, float b) {
+// Two neighbours of gY, as many of them as there are.
+DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
+  const float* from = (const float*)p.sum_y + at;
+  if ((p.d & 1) == 0) return load_fresh((const Pair*)(left >= 2 ? from : from - at));
+  return Pair{load_fresh(left >= 1 ? from : from - at), load_fresh(left >= 2 ? from + 1 : from - at)};
+}
+DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) {
   if (left >= 2 && (p.d & 1) == 0 && !turn.last) {
-    Pair* to = (Pair*)((float*)p.sum_y + at);
-    if (!turn.first) { Pair old = load_fresh(to); a += old.a; b += old.b; }
-    *to = Pair{a, b};
+    *(Pair*)((float*)p.sum_y + at) = v;
   } else {
-    if (left >= 1) add_to_gy(p, turn, at, a);
-    if (left >= 2) add_to_gy(p, turn, at + 1, b);
+    if (left >= 1) put_gy(p, turn, at, v.a);
+    if (left >= 2) put_gy(p, turn, at + 1, v.b);
   }
 }
 
@@ -651,19 +709,28 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
   }
 #elif MODE == 1
   Features y = features_y(p, s);
-  for (i32 i = thread; i < 32 * DIMS; i += GROUP) shared.y[i / DIMS][i % DIMS] = feature(y, tile * 32 + i / DIMS, i % DIMS);
+  stage_direct(shared.y, maker.next, y, thread);
+  if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
+  const Turn turn = turn_of(p, s, tile);
+  float old[(DIMS + 3) / 4];
+  UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) old[i] = 0.0f;
+  const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
+  if (p.grad_y && !turn.first)
+    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
+      i32 k = warp + i * 4;
+      old[i] = load_fresh((const float*)p.sum_y + at + (k < p.d ? k : p.d - 1));
+    }
   group_barrier(GRAD_BARRIER, GROUP);
   if (p.grad_x) {
     UNROLL_BY(2) for (int c = 0; c < 8; c++) {
       i32 column = warp * 8 + c;
       UNROLL for (int q = 0; q < LANE_ROWS; q++) {
         float e = align_at(ring, start, lane + q * 32, column);
-        UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] += e * (shared.x[lane + q * 32][k] - shared.y[column][k]);
+        UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] += e * (maker.x[q][k] - shared.y[column][k]);
       }
     }
   }
   if (p.grad_y) {
-    const Turn turn = turn_of(p, s, tile);
     float sum[(DIMS + 3) / 4];
     UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) sum[i] = 0.0f;
     UNROLL_BY(4) for (int r = STRIP_ROWS - 1; r >= 0; r--) {
@@ -675,7 +742,7 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
     }
     UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
       i32 k = warp + i * 4;
-      if (k < p.d && lane < columns) add_to_gy(p, turn, ((i64)s.pair * p.m + tile * 32 + lane) * p.d + k, 2.0f * factor * sum[i]);
+      if (k < p.d && lane < columns) put_gy(p, turn, at + k, old[i] + 2.0f * factor * sum[i]);
     }
   }
 #else
@@ -730,6 +797,18 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
     }
     if (p.grad_y) {  // gY = E' X: k runs over rows
       float gy[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
+      // What the strips below have summed, asked for before the products and used after them.
+      Pair old[2][GY_TILES];
+      i64 at[2];
+      UNROLL for (int h = 0; h < 2; h++) {
+        i32 column = column_tile + g + h * 8;
+        at[h] = ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d + slice * DIMS +
+                first_feature_tile * 8 + 2 * t;
+        UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
+        if (!turn.first)
+          UNROLL for (int i = 0; i < GY_TILES; i++)
+            old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
+      }
       UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gy[i][e] = 0.0f;
       UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
         u32 e_columns[ALIGN_PLANES][4];
@@ -754,7 +833,6 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
       }
       UNROLL for (int h = 0; h < 2; h++) {
         const i32 column = column_tile + g + h * 8;
-        const i64 at = ((i64)s.pair * p.m + tile * 32 + column) * p.d + slice * DIMS + first_feature_tile * 8 + 2 * t;
         if (column < columns)
           UNROLL for (int i = 0; i < GY_TILES; i++) {
             const i32 k = (first_feature_tile + i) * 8 + 2 * t;
@@ -764,8 +842,9 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
               low += low_of(pair);
               high += high_of(pair);
             }
-            add_to_gy(p, turn, at + i * 8, p.d - slice * DIMS - k, 2.0f * factor * (low * column_sum[h] - gy[i][h * 2]),
-                      2.0f * factor * (high * column_sum[h] - gy[i][h * 2 + 1]));
+            put_gy(p, turn, at[h] + i * 8, p.d - slice * DIMS - k,
+                   Pair{old[h][i].a + 2.0f * factor * (low * column_sum[h] - gy[i][h * 2]),
+                        old[h][i].b + 2.0f * factor * (high * column_sum[h] - gy[i][h * 2 + 1])});
           }
       }
     }
@@ -905,7 +984,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
               sd.row[q] = share.diagonal;
             });
             shared.up[at][eight + k][lane] = su;
-            shared.left[at][eight + k][lane] = sl;
+            if (KEEP_LEFT) shared.left[at][eight + k][lane] = sl;
             shared.diagonal[at][eight + k][lane] = sd;
           }
           renormalize(w);
@@ -950,7 +1029,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
           Flow in8[8];
           UNROLL for (int k = 0; k < 8; k++) {
             su8[k] = shared.up[at][eight + k][lane];
-            sl8[k] = shared.left[at][eight + k][lane];
+            if (KEEP_LEFT) sl8[k] = shared.left[at][eight + k][lane];
             sd8[k] = shared.diagonal[at][eight + k][lane];
             in8[k] = shared.flow_in[eight + k];
           }
@@ -967,8 +1046,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
               if (has_end && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
               diagonal_before[q] = diagonal[q];
               up[q] = e.row[q] * su.row[q];
-              left[q] = e.row[q] * sl.row[q];
               diagonal[q] = e.row[q] * sd.row[q];
+              left[q] = KEEP_LEFT ? e.row[q] * sl.row[q] : e.row[q] - up[q] - diagonal[q];
             }
             diagonal_in = in.diagonal;
             *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
