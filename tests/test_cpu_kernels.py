@@ -594,7 +594,7 @@ def test_distance_bound_holds_and_is_not_far() -> None:
     largest = np.zeros(3)
     kernels.largest_distance_worker(
         problem.x, 560, problem.y, 480, 8, problem.x_lengths, problem.y_lengths,
-        np.zeros(1, np.int64), np.empty(8), largest, 0,
+        np.zeros(1, np.int64), np.empty(8, np.float32), largest, 0,
     )  # fmt: skip
     true_largest = squared_distances(x.double(), y.double()).amax((1, 2)).numpy()
     assert (largest >= true_largest).all()

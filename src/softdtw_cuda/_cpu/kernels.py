@@ -1271,6 +1271,27 @@ def backward_worker(
 
 # ------------------------------------------------------------------------------------------- range of costs
 @jit
+def farthest(points: Array, start: int, count: int, dimensions: int, centre: Array, at: int) -> float:
+    """The largest squared distance of ``count`` points from the centre; NaN passed over."""
+    lanes = lanes_of(points)
+    whole = dimensions - dimensions % lanes
+    largest = 0.0
+    for i in range(count):
+        row = start + i * dimensions
+        total = vsplat(points, 0.0)
+        for d in range(0, whole, lanes):
+            difference = vload(points, row + d) - vload(centre, at + d)
+            total = vfma(difference, difference, total)
+        square = vsum(total) if whole > 0 else 0.0
+        for d in range(whole, dimensions):
+            rest = points[row + d] - centre[at + d]
+            square += rest * rest
+        if square > largest:
+            largest = square
+    return largest
+
+
+@jit
 def largest_distance_worker(
     x: Array,
     x_stride: int,
@@ -1280,16 +1301,17 @@ def largest_distance_worker(
     x_lengths: Array,
     y_lengths: Array,
     tickets: Array,
-    bounds: Array,
+    centres: Array,
     largest: Array,
     worker: int,
 ) -> None:
-    """An upper bound of every pair's distances, in O((N + M) D): (max |x - c| + max |y - c|)^2 about a
-    centre c.
+    """An upper bound of every pair's distances, in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre.
 
     NaN is passed over: it poisons the pair in any arithmetic.
     """
-    centre = bounds[worker * dimensions : (worker + 1) * dimensions]
+    lanes = lanes_of(x)
+    whole = dimensions - dimensions % lanes
+    at = worker * dimensions
     while True:
         pair = atomic_next(tickets, 0)
         if pair >= x_lengths.size:
@@ -1297,30 +1319,20 @@ def largest_distance_worker(
         x_start, y_start = pair * x_stride, pair * y_stride
         rows, columns = x_lengths[pair], y_lengths[pair]
         for d in range(dimensions):
-            centre[d] = 0
+            centres[at + d] = 0
         for i in range(rows):
-            for d in range(dimensions):
-                centre[d] = centre[d] + x[x_start + i * dimensions + d]
+            row = x_start + i * dimensions
+            for d in range(0, whole, lanes):
+                vstore(centres, at + d, vload(centres, at + d) + vload(x, row + d))
+            for d in range(whole, dimensions):
+                centres[at + d] = centres[at + d] + x[row + d]
         for d in range(dimensions):
-            centre[d] = centre[d] / rows
-            if not math.isfinite(centre[d]):
-                centre[d] = 0
-        largest_x, largest_y = 0.0, 0.0
-        for i in range(rows):
-            square = 0.0
-            for d in range(dimensions):
-                difference = np.float64(x[x_start + i * dimensions + d]) - centre[d]
-                square += difference * difference
-            if square > largest_x:
-                largest_x = square
-        for j in range(columns):
-            square = 0.0
-            for d in range(dimensions):
-                difference = np.float64(y[y_start + j * dimensions + d]) - centre[d]
-                square += difference * difference
-            if square > largest_y:
-                largest_y = square
-        largest[pair] = (math.sqrt(largest_x) + math.sqrt(largest_y)) ** 2
+            mean = centres[at + d] / rows
+            centres[at + d] = mean if math.isfinite(mean) else 0
+        x_square = farthest(x, x_start, rows, dimensions, centres, at)
+        y_square = farthest(y, y_start, columns, dimensions, centres, at)
+        # A thousandth more than covers the rounding of these sums.
+        largest[pair] = 1.001 * (math.sqrt(x_square) + math.sqrt(y_square)) ** 2
 
 
 @jit

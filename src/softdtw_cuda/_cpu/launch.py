@@ -334,7 +334,7 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
         largest = largest.reshape(problem.batch, blocks).max(1)
     else:
         threads = min(threads, problem.batch)
-        bounds = np.empty(threads * problem.d)
+        centres = np.empty(threads * problem.d, problem.float_type)
         largest = np.zeros(problem.batch)
 
         def work(worker: int) -> bool:
@@ -347,7 +347,7 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
                 problem.x_lengths,
                 problem.y_lengths,
                 tickets,
-                bounds,
+                centres,
                 largest,
                 worker,
             )
