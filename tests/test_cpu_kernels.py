@@ -577,7 +577,7 @@ def test_transpose_and_shears(dtype: type) -> None:
     pitch = edge + lanes
     rows = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
     diagonals = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
-    kernels.shear(rows.ravel(), height, vectors, edge, diagonals.ravel())
+    kernels.shear(rows.ravel(), height, 0, vectors, edge, diagonals.ravel())
     for a, b in itertools.product(range(height), range(vectors * lanes)):
         assert diagonals[a + b, b] == rows[a + lanes, b]
     back = np.full_like(rows, np.nan)

@@ -89,6 +89,18 @@ def diagonal_range(s: int, height: int, width: int, offset: int, bandwidth: int)
     return low, high
 
 
+@jit
+def first_diagonal(offset: int, bandwidth: int) -> int:
+    """The first anti-diagonal of a tile that meets the band."""
+    return max(0, abs(offset) - bandwidth)
+
+
+@jit
+def banded_extent(height: int, width: int, offset: int, bandwidth: int) -> tuple[int, int]:
+    """Height and width of the tile's part up to its last row and column that meet the band."""
+    return min(height, bandwidth - offset + width), min(width, bandwidth + offset + height)
+
+
 # ---------------------------------------------------------------------------------------------------- costs
 @jit
 def pack_columns(
@@ -210,11 +222,11 @@ def forbid_outside(
 
 
 @jit
-def shear(rows: Array, height: int, vectors: int, edge: int, diagonals: Array) -> None:
-    """diagonals[a + b, b] = rows[a, b]."""
+def shear(rows: Array, height: int, first: int, vectors: int, edge: int, diagonals: Array) -> None:
+    """diagonals[a + b, b] = rows[a, b] for the vectors from ``first`` on."""
     lanes = lanes_of(rows)
     pitch = edge + lanes
-    for v in range(vectors):
+    for v in range(first, vectors):
         b = v * lanes
         for t in range(0, height + lanes - 1, lanes):
             shear_down(rows, (t + lanes) * pitch + b, pitch, diagonals, (b + t) * pitch + b, pitch)
@@ -296,7 +308,8 @@ def walk(
         line_f[before + lanes] = top_f[top]
         line_n[before + lanes] = top_n[top]
 
-    for s in range(height + width - 1):
+    # The two anti-diagonals before the band's first bring in the boundary cells that it reads.
+    for s in range(max(0, first_diagonal(offset, bandwidth) - 2), height + width - 1):
         low, high = diagonal_range(s, height, width, offset, bandwidth)
         if low > high:  # the band has not entered the tile yet, or has left it
             first, stop = 0, 0
@@ -426,7 +439,7 @@ def sweep(
         vstore(flow_diagonal, k, zero)
     to_corner = flow_up[0]
 
-    for s in range(height + width - 2, -1, -1):
+    for s in range(height + width - 2, first_diagonal(offset, bandwidth) - 1, -1):
         low, high = diagonal_range(s, height, width, offset, bandwidth)
         if low > high:  # the band has not entered the tile yet, or has left it
             first, stop = 0, 0
@@ -693,8 +706,6 @@ def tile_costs(
     is_cost: bool,
     x: Array,
     x_start: int,
-    y: Array,
-    y_start: int,
     dimensions: int,
     stride: int,
     row: int,
@@ -703,7 +714,6 @@ def tile_costs(
     width: int,
     edge: int,
     bandwidth: int,
-    pack: bool,
     packed: Array,
     packed_start: int,
     rows: Array,
@@ -716,8 +726,6 @@ def tile_costs(
         copy_rows(x, x_start + row * edge * stride + column * edge, height, width, stride, edge, rows)
     else:
         at = packed_start + column * edge * dimensions
-        if pack:
-            pack_columns(y, y_start + column * edge * dimensions, width, dimensions, edge, packed, at)
         distance_rows(
             x,
             x_start + row * edge * dimensions,
@@ -732,7 +740,8 @@ def tile_costs(
             rows,
         )
     forbid_outside(rows, height, width, vectors, (row - column) * edge, bandwidth, edge)
-    shear(rows, height, vectors, edge, diagonals)
+    first = max(0, (row - column) * edge - bandwidth) // lanes
+    shear(rows, height, first, vectors, edge, diagonals)
 
 
 @jit
@@ -840,12 +849,23 @@ def forward_worker(
             has_top = tile_in_band(row - 1, column, rows_of_tiles, columns_of_tiles, radius)
             has_left = tile_in_band(row, column - 1, rows_of_tiles, columns_of_tiles, radius)
             has_corner = tile_in_band(row - 1, column - 1, rows_of_tiles, columns_of_tiles, radius)
+            offset = (row - column) * edge
+            if not has_top and not is_cost:
+                pack_columns(
+                    y,
+                    pair * y_stride + column * edge * dimensions,
+                    width,
+                    dimensions,
+                    edge,
+                    packed,
+                    slot * packed_stride + column * edge * dimensions,
+                )
+            full_height, full_width = height, width
+            height, width = banded_extent(height, width, offset, bandwidth)
             tile_costs(
                 is_cost,
                 x,
                 pair * x_stride,
-                y,
-                pair * y_stride,
                 dimensions,
                 m_padded,
                 row,
@@ -854,7 +874,6 @@ def forward_worker(
                 width,
                 edge,
                 bandwidth,
-                not has_top,
                 packed,
                 slot * packed_stride,
                 rows,
@@ -892,8 +911,8 @@ def forward_worker(
                 elif has_corner:  # the tile on the left, outside the band, has overwritten nothing
                     corner_f, corner_n = bottom_f[bottom - 1], bottom_n[bottom - 1]
                 if has_top:
-                    corners_f[at] = bottom_f[top + width - 1]
-                    corners_n[at] = bottom_n[top + width - 1]
+                    corners_f[at] = bottom_f[top + full_width - 1]
+                    corners_n[at] = bottom_n[top + full_width - 1]
                 else:
                     corners_f[at] = 0
                     corners_n[at] = zero_exponent(scratch_n)
@@ -906,7 +925,7 @@ def forward_worker(
                 edge,
                 height,
                 width,
-                (row - column) * edge,
+                offset,
                 bandwidth,
                 scale_high,
                 scale_low,
@@ -922,7 +941,7 @@ def forward_worker(
                 corner_n,
                 bottom_f,
                 bottom_n,
-                bottom,
+                bottom if height == full_height else -1,
                 right_f,
                 right_n,
                 right,
@@ -931,6 +950,15 @@ def forward_worker(
                 diagonals,
                 diagonals,
             )
+            # The rest of the edges lies outside the band.
+            if bottom >= 0:
+                for b in range(width if height == full_height else 0, full_width):
+                    bottom_f[bottom + b] = 0
+                    bottom_n[bottom + b] = zero_exponent(scratch_n)
+            if right >= 0:
+                for a in range(height, full_height):
+                    right_f[right + a] = 0
+                    right_n[right + a] = zero_exponent(scratch_n)
             if row == rows_of_tiles - 1 and column == columns_of_tiles - 1:
                 if f == 0:
                     value[pair] = math.inf
@@ -1125,13 +1153,12 @@ def backward_worker(
                 width = reach_below
             elif reach_below == 0:
                 height = reach_beside
+            height, width = banded_extent(height, width, offset, bandwidth)
             if reach_below + reach_beside > 0:
                 tile_costs(
                     is_cost,
                     x,
                     pair * x_stride,
-                    y,
-                    pair * y_stride,
                     dimensions,
                     m_padded,
                     row,
@@ -1140,7 +1167,6 @@ def backward_worker(
                     width,
                     edge,
                     bandwidth,
-                    False,
                     packed,
                     slot * packed_stride,
                     rows,
@@ -1305,7 +1331,7 @@ def largest_distance_worker(
     largest: Array,
     worker: int,
 ) -> None:
-    """An upper bound of every pair's distances, in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre.
+    """A bound of each pair's distances in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre c.
 
     NaN is passed over: it poisons the pair in any arithmetic.
     """
