@@ -334,7 +334,7 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
         largest = largest.reshape(problem.batch, blocks).max(1)
     else:
         threads = min(threads, problem.batch)
-        centres = np.empty(threads * problem.d, problem.float_type)
+        centres: Array = np.empty(threads * problem.d, problem.float_type)
         largest = np.zeros(problem.batch)
 
         def work(worker: int) -> bool:
