@@ -157,7 +157,7 @@ def draw(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("output/demo.png"), help="where the picture goes")
-    parser.add_argument("--steps", type=int, default=500, help="training steps of each forecaster")
+    parser.add_argument("--steps", type=int, default=400, help="training steps of each forecaster")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(1)
