@@ -64,6 +64,7 @@ class Kernel:
     subwalk: int = 0
     dims: int = 1
     sliced: bool = False
+    whole: bool = False
     forward_blocks: int = 1
 
     @property
@@ -115,7 +116,8 @@ class Kernel:
         if self.source == "inline":
             macros["SUBWALK"] = self.subwalk
         else:
-            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FORWARD_BLOCKS": self.forward_blocks}
+            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "WHOLE": int(self.whole)}
+            macros["FORWARD_BLOCKS"] = self.forward_blocks
         return macros
 
     def strips(self, n: int) -> int:
@@ -147,12 +149,16 @@ def _aligned(size: int) -> int:
     return (size + 15) // 16 * 16
 
 
+def _planes(k: Kernel) -> int:
+    return 2 if k.input_code == 0 else 1
+
+
 def _cost_making_shared(k: Kernel) -> int:
-    planes = 3 if k.input_code == 0 else 1
     if k.mode == TENSOR:
-        size = _aligned(planes * 32 * (k.dims + 8) * 2) + 32 * 4 + k.strip_rows * 4 + k.dims * 4
-        return _aligned(size + (32 * 8 if k.sliced else 0))
-    return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 4)
+        frame = k.dims * 4 + k.strip_rows * 4 + 16
+        rows = _aligned(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
+        return _aligned(frame + rows + (32 * 8 + k.dims * 4 + 16 if k.sliced else 16))
+    return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
 
 
 def _forward_shared(k: Kernel) -> int:
@@ -181,9 +187,8 @@ def _backward_shared(k: Kernel) -> int:
     shares = 3 * (chunks + 1) if k.banded else 2 * (chunks + 1) + 1
     size += shares * 32 * k.strip_rows * 4
     size += _cost_making_shared(k)
-    planes = 3 if k.input_code == 0 else 1
     if k.mode == TENSOR:
-        size += _aligned(planes * (k.strip_rows + 32) * (k.dims + 8) * 2) + k.dims * 4 + k.strip_rows * 4
+        size += _aligned(_planes(k) * (k.strip_rows + 32) * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
     elif k.mode == DIRECT:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:
@@ -222,7 +227,9 @@ def _wide_kernel(mode: int, input_code: int) -> Kernel:
 
 
 @functools.lru_cache(maxsize=256)
-def choose(mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, device: Device) -> Plan:
+def choose(
+    mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, aligned: bool, device: Device
+) -> Plan:
     """The plan for feature count d.
 
     Args:
@@ -231,6 +238,7 @@ def choose(mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: 
         dtype: of the inputs.
         banded: there is a Sakoe-Chiba band.
         short: no series of x is longer than 32, so half a strip would be idle.
+        aligned: rows of x and y begin at multiples of 16 bytes, provided that d fills its slices.
         device: what the kernels will run on.
     """
     code = INPUT_CODES[dtype]
@@ -264,6 +272,7 @@ def choose(mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: 
         handoff=32,
         dims=dims,
         sliced=sliced,
+        whole=mode == TENSOR and aligned and d % dims == 0,
         forward_blocks=blocks,
     )
     return Plan(kernel, wide)
@@ -349,14 +358,17 @@ def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
     return Layout(16, ready, turns, rows, row_bytes, more_rows, row_bytes, filled, 0, 0, filled)
 
 
-def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int) -> Plan:
-    """The plan for series of up to n rows and d features; bandwidth -1 means no band."""
-    return choose(False, d, dtype, bandwidth >= 0, _is_short(n), weakest_device())
+def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
+    """The plan for series of up to n rows and d features; bandwidth -1 means no band.
+
+    Alignment changes how rows are read, not what is saved.
+    """
+    return choose(False, d, dtype, bandwidth >= 0, _is_short(n), aligned, weakest_device())
 
 
 def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:
     """The plan for a cost matrix of n rows."""
-    return choose(True, 1, dtype, bandwidth >= 0, _is_short(n), weakest_device())
+    return choose(True, 1, dtype, bandwidth >= 0, _is_short(n), True, weakest_device())
 
 
 def _is_short(n: Any) -> bool:

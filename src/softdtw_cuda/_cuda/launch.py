@@ -141,6 +141,10 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
+def _aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % 16 == 0 and _batch_stride(tensor) * tensor.element_size() % 16 == 0
+
+
 def _batch_stride(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
@@ -279,7 +283,7 @@ def fused_forward(
     n, d = x.shape[1:]
     m = y.shape[1]
     batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
-    plan = config.fused_plan(n, d, x.dtype, bandwidth)
+    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(x) and _aligned(y))
     return _forward(plan, x, y, batch, n, m, d, gamma, bandwidth, x_lengths, y_lengths, save)
 
 
@@ -301,7 +305,7 @@ def fused_backward(
     n, d = x.shape[1:]
     m = y.shape[1]
     batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
-    plan = config.fused_plan(n, d, x.dtype, bandwidth)
+    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(x) and _aligned(y))
     new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
 
     def gradient(series: Tensor, needed: bool) -> Tensor | None:

@@ -219,6 +219,9 @@ DEVICE u32 fetch_add(u32* p, u32 v, EMULATOR_SITE) {
 DEVICE void clear_bits(u32* p, u32 mask, EMULATOR_SITE) {
   emulator::observed_change(p, [mask](u32 old) { return old & ~mask; }, emulator::Operation::clear_bits, file, line);
 }
+DEVICE void raise_to(u32* p, u32 v, EMULATOR_SITE) {
+  emulator::observed_change(p, [v](u32 old) { return old > v ? old : v; }, emulator::Operation::raise_to, file, line);
+}
 DEVICE u32 load_acquire(const u32* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_acquire, file, line);
 }

@@ -58,6 +58,7 @@ enum class Operation : uint8_t {
   store_shared_word,
   fetch_add,
   clear_bits,
+  raise_to,
   load_acquire,
   store_release,
   load_fresh,
@@ -67,7 +68,7 @@ inline const char* name_of(Operation operation) {
   static const char* const names[] = {
       "nothing",     "warp_barrier",  "from_lane_above",  "from_lane_below",          "from_lane",     "from_lane_xor",
       "block_barrier", "group_barrier", "mma_bf16", "mma_f16", "load_matrices", "load_matrices_transposed",
-      "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "load_acquire",
+      "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "raise_to", "load_acquire",
       "store_release", "load_fresh"};
   static_assert(sizeof names / sizeof *names == (int)Operation::load_fresh + 1, "one name for each operation");
   return names[(int)operation];

@@ -64,6 +64,9 @@ DEVICE void block_barrier() { __syncthreads(); }
 // Barrier `id` (1 to 15) among `threads` threads, whole warps, of the block.
 DEVICE void group_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// Raises a word of shared memory to `v` if that is larger; the result does not depend on the order.
+DEVICE void raise_to(u32* p, u32 v) { atomicMax(p, v); }
+
 // ---- blocks of a grid
 // Words that other blocks poll: relaxed, one indivisible access each, never cached in L1, so no fence is needed when
 // the word itself says whether it is valid.

@@ -21,7 +21,7 @@
 // strip to strip by a release / acquire flag: a fixed order, so results are bitwise reproducible.
 //
 //   MODE 0  cost matrix      MODE 1  direct differences, D <= DIMS      MODE 3  tensor cores, DIMS features at a time
-//   SLICED  1 when D > DIMS
+//   SLICED  1 when D > DIMS      WHOLE  1 when D is a multiple of DIMS and all rows are 16-byte aligned
 #include "primitives.cuh"
 #include "recurrence.cuh"
 #include "walker.cuh"
@@ -58,43 +58,42 @@ DEVICE i32 first_chunk(const Strip& s) { return s.first_column / CHECKPOINT * CH
 
 // ---- features: x and y of a tile
 #if MODE == 3
+// Features go to the tensor cores as 16-bit planes. float32: v = hi + lo / 2048 in two fp16 planes, 22 bits, after
+// scaling by a power of two; what the product of two low planes would add is below that. 16-bit inputs are one plane.
 #if INPUT == 0
-#define PLANES 3   // v = hi + mid + lo, three bf16: all 24 bits of a float
-#define ALIGN_PLANES 3
+#define PLANES 2
 #else
-#define PLANES 1   // the input itself
-#define ALIGN_PLANES 2
+#define PLANES 1
 #endif
+#define ALIGN_PLANES 2  // of E, in the format of the features
 #define ROW_HALVES (DIMS + 8)  // 16-bit words from row to row: keeps ldmatrix free of conflicts
 #define K_STEPS (DIMS / 16)
 typedef u16 PlaneRow[ROW_HALVES];
 
-#if INPUT == 2
-#define mma_input mma_f16
-#define pack_input pack_f16
-DEVICE float low_of(u32 pair) { return half_to_float((u16)(pair & 0xffffu)); }
-DEVICE float high_of(u32 pair) { return half_to_float((u16)(pair >> 16)); }
-DEVICE float plane_value(u16 v) { return half_to_float(v); }
-#else
+#if INPUT == 3
 #define mma_input mma_bf16
 #define pack_input pack_bf16
+#define LOW_PLANE 1.0f          // weight of the second plane
+#define LOW_PLANE_INVERSE 1.0f
 DEVICE float low_of(u32 pair) { return float_of(pair << 16); }
 DEVICE float high_of(u32 pair) { return float_of(pair & 0xffff0000u); }
-DEVICE float plane_value(u16 v) { return float_of((u32)v << 16); }
+#else
+#define mma_input mma_f16
+#define pack_input pack_f16
+#define LOW_PLANE 0.00048828125f
+#define LOW_PLANE_INVERSE 2048.0f
+DEVICE float low_of(u32 pair) { return half_to_float((u16)(pair & 0xffffu)); }
+DEVICE float high_of(u32 pair) { return half_to_float((u16)(pair >> 16)); }
 #endif
-// Two neighbouring values as `COUNT` planes; what is left after each plane is exact.
+// Two neighbouring values as planes; what is left after the first is exact.
 template <int COUNT> DEVICE void split(u32 (&planes)[COUNT], float a, float b) {
-  UNROLL for (int i = 0; i < COUNT; i++) {
-    planes[i] = pack_input(a, b);
-    a -= low_of(planes[i]);
-    b -= high_of(planes[i]);
-  }
+  planes[0] = pack_input(a, b);
+  if constexpr (COUNT > 1)
+    planes[1] = pack_input((a - low_of(planes[0])) * LOW_PLANE_INVERSE, (b - high_of(planes[0])) * LOW_PLANE_INVERSE);
 }
-// Products of planes i and j matter while i + j is below the number of planes: the rest is below the last bit.
 #endif
 
 #if MODE != 0
-// x and y minus a common centre: distances do not change, and an offset of the data costs no digits.
 struct Features {
   const element* rows;
   i32 count;            // valid rows
@@ -112,38 +111,110 @@ DEVICE float feature(const Features& f, i32 row, i32 k) {
 }
 #endif
 
+// ---- the frame of a strip: a centre to subtract and a power of two to multiply by
+// Subtracting a common centre does not change distances, and an offset of the data then costs no digits. Scaling keeps
+// fp16 planes in range: the strip's own x, and a sample of y, end up at most 2, which leaves y a factor of 2^15.
+struct Frame {
 #if MODE == 3
-// The centre of a strip, per feature. float32: the mean of eight of its rows (the strip's first row when the features
-// come in slices). 16 bits: zero, except where the data sits far from zero, when the difference of two inputs is
-// representable in 16 bits again.
-DEVICE float centre_of(const Features& x, const Strip& s, i32 k) {
-  if (k >= x.d) return 0.0f;
-#if SLICED && INPUT == 0
-  return feature(x, s.first_row, k);
+  float centre[DIMS];
+  float x_squares[STRIP_ROWS];
+  u32 largest;
 #else
-  float sum = 0.0f, low = 3.0e38f, high = -3.0e38f;
+  float nothing;
+#endif
+};
+
+#if MODE == 3
+// float32: the mean of eight of the strip's rows (its first row when the features come in slices). 16 bits: zero, except
+// where the data sits far from zero, when the difference of two inputs is representable in 16 bits again.
+DEVICE float centre_of(const Features& x, const Features& y, const Strip& s, i32 k) {
+#if SLICED
+  return INPUT == 0 ? feature(x, s.first_row, k) : 0.0f;
+#else
+  float v[8], sum = 0.0f;
   UNROLL for (int i = 0; i < 8; i++) {
     i32 row = s.first_row + i * (STRIP_ROWS / 8);
-    float v = feature(x, row <= s.last_row ? row : s.last_row, k);
-    sum += v;
-    low = min_of(low, v);
-    high = max_of(high, v);
+    v[i] = feature(x, row <= s.last_row ? row : s.last_row, k);
   }
+  UNROLL for (int i = 0; i < 8; i++) sum += v[i];
   float mean = sum * 0.125f;
+  bool finite = mean - mean == 0.0f;
 #if INPUT == 0
-  return mean - mean == 0.0f ? mean : 0.0f;
+  return finite ? mean : 0.0f;
 #else
+  float low = v[0], high = v[0];
+  UNROLL for (int i = 1; i < 8; i++) {
+    low = min_of(low, v[i]);
+    high = max_of(high, v[i]);
+  }
+  UNROLL for (int i = 0; i < 8; i++) {
+    float w = feature(y, (i32)((i64)i * (s.m - 1) / 7), k);
+    low = min_of(low, w);
+    high = max_of(high, w);
+  }
   float size = mean < 0.0f ? -mean : mean;
-  return size > 8.0f * (high - low) && mean - mean == 0.0f ? plane_value((u16)pack_input(mean, mean)) : 0.0f;
+  return finite && size > 8.0f * (high - low) ? low_of(pack_input(mean, mean)) : 0.0f;
 #endif
 #endif
 }
-// Four features of one row. Loads are unconditional, from the nearest row and feature there is, so that none of them
-// has to be waited for here; stage_rows drops what lies outside.
+DEVICE float frame_scale(const Frame& frame) {
+  u32 exponent = frame.largest >> 23;
+  bool usable = INPUT == 0 && exponent > 8 && exponent < 250;
+  return usable ? float_of((254u - exponent) << 23) : 1.0f;
+}
+DEVICE float frame_unscale(const Frame& frame) {
+  u32 exponent = frame.largest >> 23;
+  bool usable = INPUT == 0 && exponent > 8 && exponent < 250;
+  return usable ? float_of(exponent << 23) : 1.0f;
+}
+#endif
+
+// By all threads of a block.
+DEVICE void make_frame(Frame& frame, const Params& p, const Strip& s, i32 threads) {
+#if MODE == 3
+  const i32 lane = (i32)lane_index(), warps = threads / 32;
+  Features x = features_x(p, s), y = features_y(p, s);
+  if (thread_index() == 0) frame.largest = 0u;
+#if !SLICED
+  for (i32 k = (i32)thread_index(); k < DIMS; k += threads) frame.centre[k] = centre_of(x, y, s, k);
+#endif
+  block_barrier();
+  for (i32 r = (i32)warp_index(); r < STRIP_ROWS + 8; r += warps) {
+    // Rows of the strip, then eight of y from the whole of it.
+    const bool of_x = r < STRIP_ROWS;
+    const i32 row = of_x ? s.first_row + r : (i32)((i64)(r - STRIP_ROWS) * (s.m - 1) / 7);
+    double sum = 0.0;
+    float largest = 0.0f;
+    if (!of_x || row < s.n)
+      UNROLL_BY(2) for (i32 k = lane; k < p.d; k += 32) {
+#if SLICED
+        float v = feature(of_x ? x : y, row, k) - centre_of(x, y, s, k);
+#else
+        float v = feature(of_x ? x : y, row, k) - frame.centre[k];
+#endif
+        largest = max_of(largest, v < 0.0f ? -v : v);
+        sum += (double)v * (double)v;
+      }
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+      sum += from_lane_xor(sum, mask);
+      largest = max_of(largest, from_lane_xor(largest, mask));
+    }
+    if (lane == 0) {
+      if (of_x) frame.x_squares[r] = (float)sum;
+      raise_to(&frame.largest, bits_of(largest));
+    }
+  }
+  block_barrier();
+#endif
+}
+
+#if MODE == 3
+// ---- 32 rows on their way from memory to shared memory, in the registers of a group; 16-bit inputs still packed
+// Loads are unconditional, from the nearest row and feature there is, so that none of them has to be waited for;
+// stage_rows drops what lies outside. WHOLE says that the features fill their slices and are aligned.
 struct Quad { float v[4]; };
 #define QUADS_PER_ROW (DIMS / 4)
-#define QUADS_PER_THREAD (32 * QUADS_PER_ROW / GROUP)  // of 32 rows
-// 32 rows in the registers of a group, on their way to shared memory; 16-bit inputs still packed.
+#define QUADS_PER_THREAD (32 * QUADS_PER_ROW / GROUP)
 #if INPUT == 0
 typedef Word4 PackedQuad;
 DEVICE Quad unpack(const PackedQuad& w) { return Quad{{float_of(w.a), float_of(w.b), float_of(w.c), float_of(w.d)}}; }
@@ -162,49 +233,56 @@ DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
 struct RowBlock { PackedQuad quads[QUADS_PER_THREAD]; };
 DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
   RowBlock block;
-  const bool whole = f.d % 4 == 0 && (slice + 1) * DIMS <= f.d && ((u64)f.rows & (4 * sizeof(element) - 1)) == 0;
+  const element* base = f.rows + (i64)first_row * f.d + slice * DIMS;
+  const i32 last = f.count - 1 - first_row;
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-    i32 index = thread + i * GROUP;
-    i32 row = first_row + index / QUADS_PER_ROW, k = slice * DIMS + index % QUADS_PER_ROW * 4;
-    const element* at = f.rows + (i64)(row < f.count ? row : f.count - 1) * f.d;
-    if (whole) block.quads[i] = *(const PackedQuad*)(at + k);
-    else block.quads[i] = gather(at, k, f.d - 1);
+    i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
+    i32 offset = (row < last ? row : last) * f.d;
+#if WHOLE
+    block.quads[i] = *(const PackedQuad*)(base + offset + k);
+#else
+    block.quads[i] = gather(base + offset, k, f.d - 1 - slice * DIMS);
+#endif
   }
   return block;
 }
-// Centres the rows and stores them as planes; `squares`, if any, receives (or adds) each row's sum of squares, summed in
-// double because an error there is shared by a whole row of costs.
+// Centres and scales the rows and stores them as planes; `squares`, if any, receives (or adds to) each row's sum of
+// squares.
 DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, const Features& f, i32 first_row, const float* centre,
-                       float* squares, double* square_sums, i32 slice, i32 thread) {
-  double sum[QUADS_PER_THREAD];
+                       float scale, float* squares, double* square_sums, i32 slice, i32 thread) {
+  float sum[QUADS_PER_THREAD];
+  const i32 k = thread % QUADS_PER_ROW * 4;
+  float middle[4];
+  UNROLL for (int j = 0; j < 4; j++) middle[j] = centre[k + j];
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-    i32 index = thread + i * GROUP;
-    i32 row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
+    i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
     bool real_row = first_row + row < f.count;
     Quad quad = unpack(block.quads[i]);
-    float v[4];
-    sum[i] = 0.0;
+    sum[i] = 0.0f;
     UNROLL for (int j = 0; j < 4; j++) {
-      v[j] = real_row && slice * DIMS + k + j < f.d ? quad.v[j] - centre[k + j] : 0.0f;
-      sum[i] += (double)v[j] * (double)v[j];
+      bool inside = real_row && (WHOLE || slice * DIMS + k + j < f.d);
+      quad.v[j] = inside ? quad.v[j] - middle[j] : 0.0f;
+      sum[i] += quad.v[j] * quad.v[j];
     }
     u32 low[PLANES], high[PLANES];
-    split(low, v[0], v[1]);
-    split(high, v[2], v[3]);
+    split(low, quad.v[0] * scale, quad.v[1] * scale);
+    split(high, quad.v[2] * scale, quad.v[3] * scale);
     UNROLL for (int plane = 0; plane < PLANES; plane++)
       *(Word2*)&planes[plane * plane_rows + row][k] = Word2{low[plane], high[plane]};
   }
   if (squares) {
     UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2)
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) sum[i] += from_lane_xor(sum[i], mask);
-    UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-      i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW;
-      if (index % QUADS_PER_ROW == 0) {
+    if (k == 0) {
+      UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
+        i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
 #if SLICED
-        sum[i] += slice > 0 ? square_sums[row] : 0.0;
-        square_sums[row] = sum[i];
+        double total = sum[i] + (slice > 0 ? square_sums[row] : 0.0);
+        square_sums[row] = total;
+        squares[row] = (float)total;
+#else
+        squares[row] = sum[i];
 #endif
-        squares[row] = (float)sum[i];
       }
     }
   }
@@ -247,14 +325,16 @@ DEVICE void fetch_costs(element (&next)[STRIP_ROWS / 4], const Params& p, const 
 struct CostShared {
 #if MODE == 3
   alignas(16) PlaneRow y[PLANES * 32];
-  float y_squares[32], x_squares[STRIP_ROWS];
+  float y_squares[32];
 #if SLICED
   double y_square_sums[32];
+  float centre[DIMS];
 #endif
 #elif MODE == 1
   float y[32][DIMS];
+#else
+  float nothing;
 #endif
-  float centre[MODE == 3 ? DIMS : 1];
 };
 
 #if MODE == 3
@@ -278,49 +358,33 @@ struct CostMaker {
 };
 
 #if MODE == 3
-DEVICE void load_x_fragments(CostMaker& maker, const Features& x, const Strip& s, const float* centre, i32 slice, i32 thread) {
+DEVICE void load_x_fragments(CostMaker& maker, const Features& x, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   const i32 lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
   const i32 first = s.first_row + (warp % ROW_TILES) * 16;
   UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++)
     UNROLL for (int r = 0; r < 4; r++) {
       i32 row = first + g + (r & 1) * 8, k = k_step * 16 + 2 * t + (r >> 1) * 8;
       bool real_row = row < x.count;
-      float a = real_row ? feature(x, row, slice * DIMS + k) - centre[k] : 0.0f;
-      float b = real_row ? feature(x, row, slice * DIMS + k + 1) - centre[k + 1] : 0.0f;
+      float a = feature(x, row, slice * DIMS + k), b = feature(x, row, slice * DIMS + k + 1);
       u32 planes[PLANES];
-      split(planes, a, b);
+      split(planes, real_row ? (a - centre[k]) * scale : 0.0f, real_row ? (b - centre[k + 1]) * scale : 0.0f);
       UNROLL for (int plane = 0; plane < PLANES; plane++) maker.x[plane][k_step][r] = planes[plane];
     }
 }
-#endif
-
+#if SLICED
 DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice, i32 thread) {
-#if MODE == 3
   Features x = features_x(p, s);
-  for (i32 k = thread; k < DIMS; k += GROUP) centre[k] = centre_of(x, s, slice * DIMS + k);
-#endif
+  for (i32 k = thread; k < DIMS; k += GROUP) centre[k] = centre_of(x, features_y(p, s), s, slice * DIMS + k);
 }
+#endif
+#endif
 
-DEVICE CostMaker open_costs(const Params& p, const Strip& s, CostShared& shared, i32 first, i32 thread) {
+DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, i32 first, i32 thread) {
   CostMaker maker;
   maker.bad = false;
 #if MODE == 3
-  Features x = features_x(p, s);
-  const i32 lane = thread & 31;
-  for (i32 r = thread >> 5; r < STRIP_ROWS; r += 4) {
-    double sum = 0.0;
-    if (s.first_row + r < s.n)
-      for (i32 k = lane; k < p.d; k += 32) {
-        double v = (double)(feature(x, s.first_row + r, k) - centre_of(x, s, k));
-        sum += v * v;
-      }
-    UNROLL for (int mask = 16; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
-    if (lane == 0) shared.x_squares[r] = (float)sum;
-  }
-  set_centre(shared.centre, p, s, 0, thread);
-  group_barrier(COST_BARRIER, GROUP);
 #if !SLICED
-  load_x_fragments(maker, x, s, shared.centre, 0, thread);
+  load_x_fragments(maker, features_x(p, s), s, frame.centre, frame_scale(frame), 0, thread);
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -334,6 +398,21 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, CostShared& shared,
   return maker;
 }
 
+#if MODE == 3
+// c += A B and cross += A_lo B_hi + A_hi B_lo for neighbouring 8-column tiles of B. Neighbouring products belong to
+// different accumulators, so none waits for the one before.
+template <int TILES, int A_PLANES>
+DEVICE void multiply(float (&c)[TILES][4], float (&cross)[TILES][4], const u32 (&a)[A_PLANES][4], const u32 (&b)[PLANES][(TILES + 1) / 2][4]) {
+  UNROLL for (int i = 0; i < TILES; i++) mma_input(c[i], a[0], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);
+  if constexpr (A_PLANES > 1) {
+    UNROLL for (int i = 0; i < TILES; i++) mma_input(cross[i], a[1], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);
+  }
+  if constexpr (PLANES > 1) {
+    UNROLL for (int i = 0; i < TILES; i++) mma_input(cross[i], a[0], b[1][i / 2][(i & 1) * 2], b[1][i / 2][(i & 1) * 2 + 1]);
+  }
+}
+#endif
+
 // Writes one scaled cost into the ring and watches its range.
 DEVICE void put_cost(Step* ring, i32 start, i32 chunks, const Strip& s, i32 row, i32 column_in_tile, i32 tile, float cost, bool& bad) {
 #if BANDED
@@ -345,8 +424,8 @@ DEVICE void put_cost(Step* ring, i32 start, i32 chunks, const Strip& s, i32 row,
 }
 
 // Costs of tile `tile`, by a group of 128 threads; `following` is the tile that will be asked for next.
-DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostShared& shared, Step* ring, i32 chunks, i32 tile,
-                       i32 following, i32 thread) {
+DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const Frame& frame, CostShared& shared, Step* ring,
+                       i32 chunks, i32 tile, i32 following, i32 thread) {
   const i32 start = ring_start(tile, chunks);
   const i32 lane = thread & 31, warp = thread >> 5;
 #if MODE == 0
@@ -386,54 +465,48 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, CostSh
       put_cost(ring, start, chunks, s, lane + q * 32, column, tile, sum[q] * scale, maker.bad);
   }
 #else
-  const i32 g = lane >> 2, t = lane & 3;
+  const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 first_column_tile = warp / ROW_TILES * COLUMN_TILES;
+  const float frame_factor = frame_scale(frame);
   Features y = features_y(p, s);
-  float product[COLUMN_TILES][4];
-  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = 0.0f;
+  float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
 #if SLICED
-  for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+  UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     group_barrier(COST_BARRIER, GROUP);
     set_centre(shared.centre, p, s, slice, thread);
     group_barrier(COST_BARRIER, GROUP);
-    load_x_fragments(maker, features_x(p, s), s, shared.centre, slice, thread);
+    load_x_fragments(maker, features_x(p, s), s, shared.centre, frame_factor, slice, thread);
     maker.next = fetch_rows(y, tile * 32, slice, thread);
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, shared.y_squares, shared.y_square_sums, slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
 #else
   {
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, shared.y_squares, nullptr, 0, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
     if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
 #endif
     group_barrier(COST_BARRIER, GROUP);
     UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
       // Lane l points ldmatrix at row l % 8 of matrix l / 8: columns 0-7 and 8-15 of the pair, features 0-7 and 8-15.
-      const i32 matrix = lane >> 3;
-      u32 b[PLANES][COLUMN_TILES / 2][4];
-      UNROLL for (int plane = 0; plane < PLANES; plane++)
+      u32 a[PLANES][4], b[PLANES][COLUMN_TILES / 2][4];
+      UNROLL for (int plane = 0; plane < PLANES; plane++) {
+        UNROLL for (int r = 0; r < 4; r++) a[plane][r] = maker.x[plane][k_step][r];
         UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++)
           load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
                                                  [k_step * 16 + (matrix & 1) * 8]);
-      // Tensor cores truncate their sums: small products first, and fresh accumulators for every 16 features.
-      // Neighbouring products belong to different accumulators, so none waits for the one before.
-      float c[COLUMN_TILES][4];
-      UNROLL for (int i = 0; i < COLUMN_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = 0.0f;
-      UNROLL for (int order = PLANES - 1; order >= 0; order--)
-        UNROLL for (int i = 0; i <= order; i++)
-          UNROLL for (int tile_of_8 = 0; tile_of_8 < COLUMN_TILES; tile_of_8++)
-            mma_input(c[tile_of_8], maker.x[i][k_step], b[order - i][tile_of_8 / 2][(tile_of_8 & 1) * 2],
-                      b[order - i][tile_of_8 / 2][(tile_of_8 & 1) * 2 + 1]);
-      UNROLL for (int i = 0; i < COLUMN_TILES; i++) UNROLL for (int e = 0; e < 4; e++) product[i][e] += c[i][e];
+      }
+      multiply(product, cross, a, b);
     }
   }
-  const float scale = (float)p.scale;
+  const float scale = (float)p.scale, unscale = frame_unscale(frame), twice = 2.0f * unscale * unscale;
   const i32 first_row = (warp % ROW_TILES) * 16 + g;
-  float x_squares[2] = {shared.x_squares[first_row], shared.x_squares[first_row + 8]}, y_squares[COLUMN_TILES][2];
+  float x_squares[2] = {frame.x_squares[first_row], frame.x_squares[first_row + 8]}, y_squares[COLUMN_TILES][2];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++)
     UNROLL for (int e = 0; e < 2; e++) y_squares[c][e] = shared.y_squares[(first_column_tile + c) * 8 + 2 * t + e];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++)
     UNROLL for (int e = 0; e < 4; e++) {
       i32 row = first_row + (e >> 1) * 8, column = (first_column_tile + c) * 8 + 2 * t + (e & 1);
-      float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - 2.0f * product[c][e];
+      float inner = product[c][e] + cross[c][e] * LOW_PLANE;
+      float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - twice * inner;
       // Rounding can leave a little less than zero; a NaN stays one.
       put_cost(ring, start, chunks, s, row, column, tile, (distance < 0.0f ? 0.0f : distance) * scale, maker.bad);
     }
@@ -459,6 +532,7 @@ DEVICE EightSteps read_ahead(const Step* costs, const StoredState* top) {
 // ---- forward
 struct alignas(16) ForwardShared {
   alignas(16) Step costs[FORWARD_CHUNKS * 32];
+  Frame frame;
   CostShared making;
   StoredState top[32], bottom[32];
   u32 ticket;
@@ -484,18 +558,19 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
     return;
   }
   if (!s.present) return;
+  make_frame(shared.frame, p, s, 160);
   const i32 begin = first_chunk(s), finish = last_step(s) / 32, tiles_end = last_tile(s);
 
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.making, tile, thread);
-    make_costs(maker, p, s, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
+    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
+    make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
     block_barrier();
     for (i32 chunk = begin; chunk <= finish; chunk++) {
       tile = chunk + 1;
       if (tile <= tiles_end)
-        make_costs(maker, p, s, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
+        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
       block_barrier();
     }
     report(p, s, maker.bad);
@@ -566,13 +641,16 @@ struct GradShared {
 #if MODE == 3
   alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
   alignas(16) PlaneRow y[PLANES * 32];
+#if SLICED
+  float centre[DIMS];
+#endif
 #elif MODE == 1
   float x[STRIP_ROWS][DIMS];
   float y[32][DIMS];
   float part[4][STRIP_ROWS][DIMS + 1];
+#else
+  float nothing;
 #endif
-  float centre[MODE == 3 ? DIMS : 1];
-  float row_sums[STRIP_ROWS];
 };
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
@@ -580,6 +658,7 @@ struct alignas(16) BackwardShared {
   alignas(16) LaneReals up[SHARE_SLOTS][32][32];
   alignas(16) LaneReals diagonal[SHARE_SLOTS][32][32];
   alignas(16) LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
+  Frame frame;
   CostShared making;
   GradShared grads;
   StoredState top[32];
@@ -620,37 +699,23 @@ DEVICE float align_at(const Step* ring, i32 start, i32 row, i32 column) {
 #if MODE == 3
 #define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)
 #define GY_TILES (DIMS / 16)
-DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, i32 slice, i32 thread) {
+#define FOUR_TILES (GX_TILES < 4 ? GX_TILES : 4)
+DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   Features x = features_x(p, s);
-  UNROLL for (int half = 0; half < LANE_ROWS; half++) {
+  UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
     RowBlock block = fetch_rows(x, s.first_row + half * 32, slice, thread);
-    stage_rows(shared.x + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, shared.centre, nullptr, nullptr, slice, thread);
+    stage_rows(shared.x + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, centre, scale, nullptr, nullptr, slice, thread);
   }
 }
 #endif
 
-#if MODE == 3
-// sums[i] += E B_i for up to four 8-column tiles of B, in the order explained in make_costs.
-template <int TILES> DEVICE void add_products(float (*sums)[4], const u32 (&e)[ALIGN_PLANES][4], const u32 (&b)[PLANES][2][4]) {
-  float c[TILES][4];
-  UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int k = 0; k < 4; k++) c[i][k] = 0.0f;
-  UNROLL for (int order = ALIGN_PLANES - 1; order >= 0; order--)
-    UNROLL for (int j = 0; j <= order && j < PLANES; j++)
-      UNROLL for (int i = 0; i < TILES; i++)
-        mma_input(c[i], e[order - j], b[j][i / 2][(i & 1) * 2], b[j][i / 2][(i & 1) * 2 + 1]);
-  UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int k = 0; k < 4; k++) sums[i][k] += c[i][k];
-}
-#endif
-
-DEVICE GradMaker open_gradients(const Params& p, const Strip& s, GradShared& shared, i32 first, i32 thread) {
+DEVICE GradMaker open_gradients(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 first, i32 thread) {
   GradMaker maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.gx[i][e] = 0.0f;
-  set_centre(shared.centre, p, s, 0, thread);
-  group_barrier(GRAD_BARRIER, GROUP);
-  stage_x(shared, p, s, 0, thread);
+  stage_x(shared, p, s, frame.centre, frame_scale(frame), 0, thread);
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -666,34 +731,42 @@ DEVICE GradMaker open_gradients(const Params& p, const Strip& s, GradShared& sha
   return maker;
 }
 
+// Tiles that the strips before and after this one in the walk touch: they add to the same part of gY.
+struct Neighbours { i32 first_below, last_below, first_above, last_above; };
+DEVICE Neighbours neighbours_of(const Params& p, const Strip& s) {
+  Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
+  return Neighbours{first_tile(below), s.is_last ? -1 : last_tile(below), first_tile(above), s.index == 0 ? -1 : last_tile(above)};
+}
 struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
-DEVICE Turn turn_of(const Params& p, const Strip& s, i32 tile) {
-  Turn turn;
-  turn.first = s.is_last || !touches(strip_of(p, s.pair, s.index + 1), tile);
-  turn.last = s.index == 0 || !touches(strip_of(p, s.pair, s.index - 1), tile);
-  return turn;
+DEVICE Turn turn_of(const Neighbours& n, i32 tile) {
+  return Turn{tile < n.first_below || tile > n.last_below, tile < n.first_above || tile > n.last_above};
 }
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, float v) {
   if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
   else ((float*)p.sum_y)[at] = v;
 }
+#if MODE == 3
 // Two neighbours of gY, as many of them as there are.
 DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
   const float* from = (const float*)p.sum_y + at;
-  if ((p.d & 1) == 0) return load_fresh((const Pair*)(left >= 2 ? from : from - at));
+#if WHOLE
+  return load_fresh((const Pair*)from);
+#else
   return Pair{load_fresh(left >= 1 ? from : from - at), load_fresh(left >= 2 ? from + 1 : from - at)};
+#endif
 }
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) {
-  if (left >= 2 && (p.d & 1) == 0 && !turn.last) {
-    *(Pair*)((float*)p.sum_y + at) = v;
-  } else {
-    if (left >= 1) put_gy(p, turn, at, v.a);
-    if (left >= 2) put_gy(p, turn, at + 1, v.b);
-  }
+#if WHOLE && INPUT == 0
+  *(Pair*)((float*)p.sum_y + at) = v;  // sum_y is grad_y
+#else
+  if (WHOLE || left >= 1) put_gy(p, turn, at, v.a);
+  if (WHOLE || left >= 2) put_gy(p, turn, at + 1, v.b);
+#endif
 }
+#endif
 
-DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, bool first_time,
-                           float factor, i32 thread) {
+DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame,
+                           GradShared& shared, const Step* ring, i32 tile, bool first_time, float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS);
   const i32 lane = thread & 31, warp = thread >> 5;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
@@ -711,7 +784,7 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
   Features y = features_y(p, s);
   stage_direct(shared.y, maker.next, y, thread);
   if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
-  const Turn turn = turn_of(p, s, tile);
+  const Turn turn = turn_of(neighbours, tile);
   float old[(DIMS + 3) / 4];
   UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) old[i] = 0.0f;
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
@@ -748,9 +821,10 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
 #else
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   Features y = features_y(p, s);
-  const Turn turn = turn_of(p, s, tile);
-  // E as fragments: rows for gX, columns for gY.
+  const Turn turn = turn_of(neighbours, tile);
+  const float frame_factor = frame_scale(frame), unscale = frame_unscale(frame);
   const i32 row_tile = (warp % ROW_TILES) * 16;
+  // E as fragments: rows for gX here, columns for gY below.
   u32 e_rows[2][ALIGN_PLANES][4];
   if (p.grad_x) {
     UNROLL for (int k_step = 0; k_step < 2; k_step++)
@@ -765,39 +839,45 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
   }
   const i32 column_tile = (warp & 1) * 16, first_feature_tile = (warp >> 1) * GY_TILES;
 #if SLICED
-  for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+  UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     group_barrier(GRAD_BARRIER, GROUP);
     set_centre(shared.centre, p, s, slice, thread);
     group_barrier(GRAD_BARRIER, GROUP);
-    stage_x(shared, p, s, slice, thread);
+    const float* centre = shared.centre;
+    stage_x(shared, p, s, centre, frame_factor, slice, thread);
     maker.next = fetch_rows(y, tile * 32, slice, thread);
     float gx[GX_TILES][4];
     UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gx[i][e] = 0.0f;
 #else
   {
     const i32 slice = 0;
+    const float* centre = frame.centre;
     float (&gx)[GX_TILES][4] = maker.gx;
 #endif
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, nullptr, nullptr, slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_factor, nullptr, nullptr, slice, thread);
 #if !SLICED
     if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
 #endif
     group_barrier(GRAD_BARRIER, GROUP);
     if (p.grad_x) {  // gX += E Y: k runs over columns, so y's planes are read transposed
       const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
-      UNROLL for (int k_step = 0; k_step < 2; k_step++)
-        UNROLL for (int four = 0; four < GX_TILES; four += 4) {
-          u32 b[PLANES][2][4];
+      UNROLL for (int four = 0; four < GX_TILES; four += FOUR_TILES) {
+        float c[FOUR_TILES][4], cross[FOUR_TILES][4];
+        UNROLL for (int i = 0; i < FOUR_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
+        UNROLL for (int k_step = 0; k_step < 2; k_step++) {
+          u32 b[PLANES][FOUR_TILES / 2][4];
           UNROLL for (int plane = 0; plane < PLANES; plane++)
-            UNROLL for (int pair = 0; pair < 2 && four + pair * 2 < GX_TILES; pair++)
+            UNROLL for (int pair = 0; pair < FOUR_TILES / 2; pair++)
               load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                                 [(first_tile_of_warp + four + pair * 2 + (matrix >> 1)) * 8]);
-          add_products<(GX_TILES < 4 ? GX_TILES : 4)>(&gx[four], e_rows[k_step], b);
+          multiply(c, cross, e_rows[k_step], b);
         }
+        UNROLL for (int i = 0; i < FOUR_TILES; i++)
+          UNROLL for (int e = 0; e < 4; e++) gx[four + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
+      }
     }
     if (p.grad_y) {  // gY = E' X: k runs over rows
-      float gy[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
-      // What the strips below have summed, asked for before the products and used after them.
+      // What the strips below have summed of gY, asked for before the products and used after them.
       Pair old[2][GY_TILES];
       i64 at[2];
       UNROLL for (int h = 0; h < 2; h++) {
@@ -805,13 +885,15 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
         at[h] = ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d + slice * DIMS +
                 first_feature_tile * 8 + 2 * t;
         UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
-        if (!turn.first)
+      }
+      if (!turn.first)
+        UNROLL for (int h = 0; h < 2; h++)
           UNROLL for (int i = 0; i < GY_TILES; i++)
             old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
-      }
-      UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gy[i][e] = 0.0f;
+      float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
+      UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
       UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
-        u32 e_columns[ALIGN_PLANES][4];
+        u32 e_columns[ALIGN_PLANES][4], b[PLANES][GY_TILES / 2][4];
         UNROLL for (int r = 0; r < 4; r++) {
           i32 column = column_tile + g + (r & 1) * 8, row = k_step * 16 + 2 * t + (r >> 1) * 8;
           float a = align_at(ring, start, row, column), b = align_at(ring, start, row + 1, column);
@@ -820,31 +902,32 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
           split(planes, a, b);
           UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_columns[plane][r] = planes[plane];
         }
-        u32 b[PLANES][2][4];
         UNROLL for (int plane = 0; plane < PLANES; plane++)
           UNROLL for (int pair = 0; pair < GY_TILES / 2; pair++)
             load_matrices_transposed(b[plane][pair], &shared.x[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                               [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
-        add_products<GY_TILES>(gy, e_columns, b);
+        multiply(c, cross, e_columns, b);
       }
       UNROLL for (int h = 0; h < 2; h++) {
         column_sum[h] += from_lane_xor(column_sum[h], 1);
         column_sum[h] += from_lane_xor(column_sum[h], 2);
       }
+      const float twice = 2.0f * factor * unscale;
       UNROLL for (int h = 0; h < 2; h++) {
         const i32 column = column_tile + g + h * 8;
         if (column < columns)
           UNROLL for (int i = 0; i < GY_TILES; i++) {
             const i32 k = (first_feature_tile + i) * 8 + 2 * t;
-            float low = 0.0f, high = 0.0f;
-            UNROLL for (int plane = PLANES - 1; plane >= 0; plane--) {
-              u32 pair = *(const u32*)&shared.y[plane * 32 + column][k];
-              low += low_of(pair);
-              high += high_of(pair);
+            u32 pair = *(const u32*)&shared.y[column][k];
+            float low = low_of(pair), high = high_of(pair);
+            if constexpr (PLANES > 1) {
+              pair = *(const u32*)&shared.y[32 + column][k];
+              low += low_of(pair) * LOW_PLANE;
+              high += high_of(pair) * LOW_PLANE;
             }
             put_gy(p, turn, at[h] + i * 8, p.d - slice * DIMS - k,
-                   Pair{old[h][i].a + 2.0f * factor * (low * column_sum[h] - gy[i][h * 2]),
-                        old[h][i].b + 2.0f * factor * (high * column_sum[h] - gy[i][h * 2 + 1])});
+                   Pair{old[h][i].a + twice * (low * column_sum[h] - (c[i][h * 2] + cross[i][h * 2] * LOW_PLANE)),
+                        old[h][i].b + twice * (high * column_sum[h] - (c[i][h * 2 + 1] + cross[i][h * 2 + 1] * LOW_PLANE))});
           }
       }
     }
@@ -866,7 +949,8 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, Gr
 #endif
 }
 
-DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, GradShared& shared, float factor, i32 thread) {
+DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, float factor,
+                            i32 thread) {
   const i32 lane = thread & 31, warp = thread >> 5;
   if (!p.grad_x) return;
 #if MODE == 1
@@ -902,8 +986,12 @@ DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, G
 #else
           float sum = maker.gx[i][e];
 #endif
-          float v = feature(x, row, k) - centre_of(x, s, k);
-          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum), p.grad_x_wide);
+#if SLICED
+          float v = feature(x, row, k) - centre_of(x, x, s, k);
+#else
+          float v = feature(x, row, k) - frame.centre[k];
+#endif
+          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum * frame_unscale(frame)), p.grad_x_wide);
         }
       }
 #endif
@@ -956,6 +1044,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
   const i32 slots = chunks + CHUNKS_PER_CHECKPOINT + 1;
 
+  make_frame(shared.frame, p, s, BACKWARD_THREADS);
   const Duty duty = duty_of(warp);
   const i32 thread = duty.member * 32 + lane;  // within its group
   if (duty.role == RECOMPUTE) {
@@ -1065,47 +1154,49 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     const i32 begin = last_tile(s), lowest = first_tile(s);
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.making, tile, thread);
+    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
     const i32 needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
     for (; tile >= lowest && tile >= needed; tile--) {
-      make_costs(maker, p, s, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
+      make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
       group_barrier(COST_BARRIER, GROUP);
     }
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       if (tile >= lowest && tile == needed - 1 - slot) {
-        make_costs(maker, p, s, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
+        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
         tile--;
       }
       block_barrier();
     }
   } else if (duty.role == GRADIENTS) {
     const float factor = ((const float*)p.grad)[s.pair];
-    GradMaker maker = open_gradients(p, s, shared.grads, last_tile(s), thread);
+    const Neighbours neighbours = neighbours_of(p, s);
+    GradMaker maker = open_gradients(p, s, shared.frame, shared.grads, last_tile(s), thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
       if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile))
-        make_gradients(maker, p, s, shared.grads, shared.align, tile, tile == last_tile(s), factor, thread);
+        make_gradients(maker, p, s, neighbours, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), factor, thread);
       block_barrier();
     }
-    close_gradients(maker, p, s, shared.grads, factor, thread);
+    close_gradients(maker, p, s, shared.frame, shared.grads, factor, thread);
   } else if (duty.role == PORTER) {
     u32* turns = p.turns + (i64)s.pair * p.tiles;
+    const Neighbours neighbours = neighbours_of(p, s);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       // Gradients work on `tile` in this slot, on tile + 1 in the one before, on tile - 1 in the next.
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
       if (MODE != 0 && p.grad_y && lane == 0) {
-        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(p, s, tile + 1).last)
+        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(neighbours, tile + 1).last)
           store_release(&turns[tile + 1], (u32)walk_index);
-        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(p, s, tile - 1).first)
+        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(neighbours, tile - 1).first)
           while (load_acquire(&turns[tile - 1]) != (u32)(walk_index - 1)) wait_a_little();
       }
       block_barrier();
     }
     const i32 tile = top_chunk - (slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
-    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(p, s, tile).last)
+    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(neighbours, tile).last)
       store_release(&turns[tile], (u32)walk_index);
   } else {
     block_barrier();
