@@ -185,7 +185,10 @@ def check_callable_cost(cost: object, batch: int, x: Tensor, y: Tensor, name: st
             f"dist {name} returned shape {tuple(cost.shape)} for x {tuple(x.shape)} and y {tuple(y.shape)}, "
             f"expected (B, N, M) = {expected}: one cost for each pair of time steps."
         )
-    _check_float_tensor(f"the result of dist {name}", cost)
+    if cost.dtype not in _FLOATS:
+        raise TypeError(
+            f"dist {name} returned dtype {cost.dtype}, expected a float type; let it return costs.float()."
+        )
     if cost.device != x.device:
         raise ValueError(
             f"dist {name} returned a tensor on {cost.device}, expected {x.device}, where x and y are."
@@ -196,8 +199,7 @@ def check_callable_cost(cost: object, batch: int, x: Tensor, y: Tensor, name: st
 def check_lengths(
     lengths: Lengths | None, name: str, rows: int, batch: int, size: int, device: torch.device, batched: bool
 ) -> tuple[Tensor | None, list[int] | None]:
-    """Lengths as (batch,) int32 on `device`, and as a list where the host can read them without waiting for a
-    GPU.
+    """Lengths as (batch,) int32 on `device`, and as a list unless the host would have to wait for a GPU.
 
     Args:
         rows: batch size of the tensor the lengths belong to, 1 where it is broadcast.
@@ -205,48 +207,61 @@ def check_lengths(
     """
     if lengths is None:
         return None, None
-    host: list[int] | None
     if isinstance(lengths, Tensor):
-        if lengths.dtype not in _INTEGERS:
-            raise TypeError(
-                f"{name} has dtype {lengths.dtype}, expected an integer type; convert it with {name}.long()."
-            )
-        if lengths.device != device and lengths.device.type != "cpu":
-            raise ValueError(
-                f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; move "
-                f"it with {name}.to({str(device)!r})."
-            )
-        tensor = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
-        if tensor.dim() != 1 or tensor.shape[0] not in (batch, rows):
-            raise _length_shape_error(name, tuple(lengths.shape), batch)
-        readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-        host = tensor.tolist() if readable else None
+        given = _check_length_tensor(lengths, name, rows, batch, device, batched)
+        if lengths.device.type != "cpu" or type(lengths) is not Tensor or torch.compiler.is_compiling():
+            return given.to(device=device, dtype=torch.int32).expand(batch).contiguous(), None
+        host = given.tolist()
     else:
-        try:
-            host = [operator.index(lengths)] if not batched and not isinstance(lengths, Sequence) else None
-            if host is None:
-                host = [operator.index(length) for length in lengths]  # type: ignore[union-attr]
-        except TypeError:
-            raise TypeError(
-                f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length "
-                "for each series, for example [20, 17, 31]."
-            ) from None
-        if len(host) not in (batch, rows):
-            raise _length_shape_error(name, (len(host),), batch)
-        tensor = torch.tensor(host, dtype=torch.int64)
-    if host is not None:
-        if host and not (min(host) >= 1 and max(host) <= size):
-            sample = next(b for b, length in enumerate(host) if not 1 <= length <= size)
-            raise ValueError(
-                f"{name}[{sample}] is {host[sample]}, expected a length from 1 to {size}, the padded length; "
-                "drop empty series, and pad the batch to its longest series."
-            )
-        if len(host) != batch:
-            host = host * batch
-    tensor = tensor.to(device=device, dtype=torch.int32)
-    if tensor.shape[0] != batch:
-        tensor = tensor.expand(batch)
-    return tensor.contiguous(), host
+        host = _check_length_list(lengths, name, rows, batch, batched)
+    if host and not (min(host) >= 1 and max(host) <= size):
+        sample = next(b for b, length in enumerate(host) if not 1 <= length <= size)
+        raise ValueError(
+            f"{name}[{sample}] is {host[sample]}, expected a length from 1 to {size}, the padded length; "
+            "drop empty series, and pad the batch to its longest series."
+        )
+    if len(host) != batch:
+        host = host * batch
+    tensor = torch.tensor(host, dtype=torch.int32)
+    if device.type != "cpu":
+        # A fresh tensor in pageable memory: the driver has its copy when this returns, and nothing waits.
+        tensor = tensor.to(device, non_blocking=True)
+    return tensor, host
+
+
+def _check_length_tensor(
+    lengths: Tensor, name: str, rows: int, batch: int, device: torch.device, batched: bool
+) -> Tensor:
+    if lengths.dtype not in _INTEGERS:
+        raise TypeError(
+            f"{name} has dtype {lengths.dtype}, expected an integer type; convert it with {name}.long()."
+        )
+    if lengths.device != device and lengths.device.type != "cpu":
+        raise ValueError(
+            f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; move it "
+            f"with {name}.to({str(device)!r})."
+        )
+    given = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
+    if given.dim() != 1 or given.shape[0] not in (batch, rows):
+        raise _length_shape_error(name, tuple(lengths.shape), batch)
+    return given
+
+
+def _check_length_list(
+    lengths: Sequence[int] | int, name: str, rows: int, batch: int, batched: bool
+) -> list[int]:
+    if not batched and isinstance(lengths, SupportsIndex):
+        lengths = [operator.index(lengths)]
+    try:
+        host = [operator.index(length) for length in lengths]  # type: ignore[union-attr]  # an int raises
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length for "
+            "each series, for example [20, 17, 31]."
+        ) from None
+    if len(host) not in (batch, rows):
+        raise _length_shape_error(name, (len(host),), batch)
+    return host
 
 
 def _length_shape_error(name: str, shape: tuple[int, ...], batch: int) -> ValueError:
