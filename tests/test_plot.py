@@ -1,0 +1,145 @@
+"""The pictures show the data they were given, at the place where a reader looks for it."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import softdtw_cuda
+from softdtw_cuda import softdtw_alignment, softdtw_barycenter
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
+from softdtw_cuda import plot  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def test_alignment_panels() -> None:
+    x, y = torch.randn(20, 1).cumsum(0), torch.randn(30, 2).cumsum(0)
+    E = softdtw_alignment(x, y[:, :1], gamma=0.1)
+    panels = plot.plot_alignment(E, x, y, exponent=1.0, path=True, colorbar=True, title="a title")
+    drawn = panels.image.images[0].get_array()
+    np.testing.assert_allclose(drawn, E.double().clamp(0, 1).numpy(), rtol=1e-6)
+    # Step i of x is beside row i of the image, and step j of y above column j.
+    (line,) = panels.x.lines
+    np.testing.assert_allclose(line.get_xdata(), x[:, 0])
+    np.testing.assert_array_equal(line.get_ydata(), np.arange(20))
+    assert panels.x.get_ylim() == panels.image.get_ylim() == (19.5, -0.5)
+    assert panels.y.get_xlim() == panels.image.get_xlim() == (-0.5, 29.5)
+    assert len(panels.y.lines) == 2
+    np.testing.assert_allclose(panels.y.lines[1].get_ydata(), y[:, 1])
+    (path,) = panels.image.lines
+    np.testing.assert_array_equal(path.get_xdata(), E.argmax(1))
+    assert panels.y.get_title(loc="left") == "a title"
+
+
+def test_alignment_takes_arrays_bfloat16_and_grad(tmp_path: Path) -> None:
+    x, y = torch.randn(12, requires_grad=True), torch.randn(9).bfloat16()
+    E = np.full((12, 9), 0.25)
+    panels = plot.plot_alignment(E, x, y)
+    np.testing.assert_allclose(panels.image.images[0].get_array(), 0.5)  # the default shows sqrt(E)
+    panels.image.figure.savefig(tmp_path / "alignment.png")
+    assert (tmp_path / "alignment.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_alignments_share_a_figure() -> None:
+    figure = pyplot.figure()
+    x, y = torch.randn(5), torch.randn(6)
+    for part in figure.subfigures(1, 2):
+        panels = plot.plot_alignment(torch.rand(5, 6), x, y, figure=part)
+        assert panels.image.get_figure(root=False) is part
+    assert len(pyplot.get_fignums()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((torch.rand(2, 5, 6), torch.rand(5), torch.rand(6)), {}, r"E has shape \(2, 5, 6\)"),
+        ((torch.rand(5, 6), torch.rand(6), torch.rand(5)), {}, "x has 6 steps but E has 5 rows"),
+        ((torch.rand(5, 6), torch.rand(5), torch.rand(5)), {}, "y has 5 steps but E has 6 columns"),
+        ((torch.rand(5, 6), torch.rand(1, 5, 1), torch.rand(6)), {}, r"x has shape \(1, 5, 1\)"),
+        ((torch.rand(5, 6), torch.rand(5), torch.rand(6)), {"exponent": 0.0}, "exponent must be greater"),
+    ],
+)
+def test_alignment_errors(
+    arguments: tuple[torch.Tensor, ...], options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot.plot_alignment(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_barycenter_lines() -> None:
+    X = [torch.randn(length, 2) for length in (10, 14, 17)]
+    barycenter = softdtw_barycenter(X, max_iter=3)
+    panel = plot.plot_barycenter(X, barycenter, others={"mean": torch.zeros(5, 2)}, feature=1, stretch=False)
+    by_name = {line.get_label(): line for line in panel.lines}
+    np.testing.assert_allclose(by_name["Soft-DTW barycenter"].get_ydata(), barycenter[:, 1])
+    assert len(by_name["mean"].get_ydata()) == 5
+    np.testing.assert_allclose(by_name["3 series"].get_ydata(), X[0][:, 1])
+    assert [len(line.get_xdata()) for line in panel.lines[:3]] == [10, 14, 17]
+    assert panel.lines[2].get_xdata()[-1] == 16
+    assert panel.lines[-1] is by_name["Soft-DTW barycenter"]  # drawn over the others
+    assert len({line.get_color() for line in panel.lines}) == 3
+
+
+def test_barycenter_lengths_and_stretch() -> None:
+    X = torch.randn(2, 10, 1)
+    panel = plot.plot_barycenter(X, torch.zeros(8), lengths=torch.tensor([10, 4]))
+    assert [len(line.get_xdata()) for line in panel.lines] == [10, 4, 8]
+    assert all(line.get_xdata()[-1] == 1.0 for line in panel.lines)
+    _, mine = pyplot.subplots()
+    assert plot.plot_barycenter(X, torch.zeros(8), ax=mine) is mine
+
+
+@pytest.mark.parametrize(
+    ("X", "options", "message"),
+    [
+        ([], {}, "X is empty"),
+        (torch.rand(2, 5, 1), {"lengths": [5]}, "lengths has 1 numbers, expected 2"),
+        (torch.rand(2, 5, 2), {"feature": 1}, "feature is 1, expected 0 to 0"),
+        ([torch.rand(1, 5, 1)], {}, r"X\[0\] has shape"),
+    ],
+)
+def test_barycenter_errors(X: object, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot.plot_barycenter(X, torch.zeros(5), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["plot_alignment", "plot_barycenter"])
+def test_docstring_examples(name: str) -> None:
+    names = {"torch": torch, **vars(softdtw_cuda), **vars(plot)}
+    (test,) = doctest.DocTestFinder().find(getattr(plot, name), name, globs=names)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_matplotlib_is_optional() -> None:
+    """The package imports without matplotlib, and a plot says what is missing."""
+    code = """
+import sys
+sys.modules["matplotlib"] = sys.modules["matplotlib.pyplot"] = None
+import torch
+from softdtw_cuda.plot import plot_alignment
+try:
+    plot_alignment(torch.rand(2, 2), torch.rand(2), torch.rand(2))
+except ImportError as error:
+    assert "pip install" in str(error), error
+else:
+    raise SystemExit("no ImportError")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
