@@ -85,7 +85,7 @@ class Kernel:
 
     @property
     def backward_threads(self) -> int:
-        return 32 if self.source == "inline" else 384
+        return 32 if self.source == "inline" else 512
 
     @property
     def forward_shared(self) -> int:
@@ -250,7 +250,7 @@ def choose(
     rows = 2 if roomy and not short else 1
     if not mode_is_cost and d == 1:
         kernel = Kernel(
-            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=64, subwalk=64, handoff=32
+            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=64, subwalk=32, handoff=32
         )
         return Plan(kernel, wide)
     checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32

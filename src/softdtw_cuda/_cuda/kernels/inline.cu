@@ -157,6 +157,8 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   if (s.index == 0 && lane == 0) w.above = one();
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
+  // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
+  const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
 #if MODE == 2
   const element* y = (const element*)p.y + s.pair * p.y_stride;
   const float reference = to_float(((const element*)p.x)[s.pair * p.x_stride]);
@@ -200,21 +202,15 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
 #if MODE == 2
       seek_costs(costs, y_at, base + part);
 #endif
-      const bool has_end = end >= base + part && end < base + part + HANDOFF;
       UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
         const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, base + part + eight);
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
-          i32 step = base + part + eight + k;
           real cost[LANE_ROWS];
-          STEP_COSTS(cost, ahead8, k, step);
+          STEP_COSTS(cost, ahead8, k, base + part + eight + k);
           advance(w, cost, TOP(ahead8, k, shared.top + eight), [](int, const Terms&, real) {});
-          if (k == 7) renormalize(w);
-          if (lane == 31) shared.bottom[eight + k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
-          if (has_end && step == end) {
-            UNROLL for (int q = 0; q < LANE_ROWS; q++)
-              if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
-          }
+          if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
         }
+        if (eight & 8) renormalize(w);
       }
       warp_barrier();
       i32 column = base + part + lane - (STRIP_ROWS - 1);
@@ -223,10 +219,14 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
         store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
         if (p.save) bound[column] = z;
       }
+      if (end >= base + part && end < base + part + HANDOFF) {
+        StoredState z = shared.bottom[end - base - part];
+        result = Scaled{z.f, z.n};
+      }
       warp_barrier();
     }
   }
-  if (s.is_last && (s.n - 1 - s.first_row) / LANE_ROWS == lane) {
+  if (s.is_last && lane == 0) {
     ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
 #if !WIDE
     if (result.n >= 1 << 29) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
@@ -385,7 +385,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           STEP_COSTS(cost, ahead8, k, base + i * SUBWALK + eight + k);
           advance(w, cost, TOP(ahead8, k, shared.top + i * SUBWALK + eight), [](int, const Terms&, real) {});
         }
-        renormalize(w);
+        if (eight & 8) renormalize(w);
       }
     }
 #endif
@@ -413,7 +413,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           if (KEEP_LEFT) shared.left[eight + k][lane] = sl;
           shared.diagonal[eight + k][lane] = sd;
         }
-        renormalize(w);
+        if (eight & 8) renormalize(w);
       }
       // Flows of the strip below: its first row is at our last row's column.
       for (i32 i = lane; i < SUBWALK; i += 32) {
@@ -431,8 +431,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if MODE == 2
       UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
 #endif
-      const bool has_end = end >= first && end < first + SUBWALK;
-      UNROLL_BY(1) for (i32 eight = SUBWALK - 4; eight >= 0; eight -= 4) {
+      auto sweep_four = [&](auto with_end, i32 eight) {
 #if !WIDE
         LaneShares su4[4], sl4[4], sd4[4];
         Flow in4[4];
@@ -468,7 +467,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             real from_up = q < LANE_ROWS - 1 ? up[q + 1 < LANE_ROWS ? q + 1 : q] : in.up;
             real from_diagonal = q < LANE_ROWS - 1 ? diagonal_before[q + 1 < LANE_ROWS ? q + 1 : q] : diagonal_in;
             real e = left[q] + from_diagonal + from_up;
-            if (has_end && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
+            if (decltype(with_end)::value && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
             diagonal_before[q] = diagonal[q];
             up[q] = e * su.row[q];
             diagonal[q] = e * sd.row[q];
@@ -501,6 +500,10 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           warp_barrier();
 #endif
         }
+      };
+      UNROLL_BY(1) for (i32 four = SUBWALK - 4; four >= 0; four -= 4) {
+        if (end >= first + four && end < first + four + 4) sweep_four(Yes{}, four);
+        else sweep_four(No{}, four);
       }
       warp_barrier();
       for (i32 i = lane; i < SUBWALK; i += 32) {

@@ -157,7 +157,7 @@ DEVICE Scaled times(real sum, exponent m, const Weight& w) {  // eq. (6)
   return Scaled{sum * w.v, m + w.n};  // nothing is forbidden, so NO_PATH + 2^29 is never passed
 #endif
 }
-// Moves f's exponent into n; needed every 8 steps at least (a step multiplies f by 4.3 at most).
+// Moves f's exponent into n; done every 16 steps, in which f grows by 4.3^16 = 2^34 at most.
 DEVICE void renormalize(Scaled& z) {
 #if WIDE
   i64 e = (i64)((bits_of(z.f) >> 52) & 2047) - 1023;

@@ -14,8 +14,8 @@
 //   forward    slot of chunk c:  warp 0 walks c;  warps 1-4 make the costs of tile c + 1
 //   backward   recompute walks checkpoint K forwards, chunk by chunk, leaving the shares (7) in shared memory;
 //              sweep follows CHECKPOINT / 32 slots later, chunks in reverse, leaving E in its ring;
-//              four warps make the costs of tiles further left; four warps turn E of the tile just completed into
-//              gradients; one warp, the porter, takes turns with the strips above and below at adding to gY.
+//              four warps make the costs of tiles further left; four turn E of the tile just completed into gX and
+//              four into gY; one warp, the porter, takes turns with the strips above and below at adding to gY.
 //
 // gX of a strip is its own. gY is summed by all strips of a pair, from the bottom up, each tile of columns passed from
 // strip to strip by a release / acquire flag: a fixed order, so results are bitwise reproducible.
@@ -585,6 +585,8 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
   if (s.index == 0 && lane == 0) w.above = one();
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
+  // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
+  const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
   RowWord ahead{};
   bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, begin * 32 + lane);
@@ -605,18 +607,13 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
       wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
       if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
       warp_barrier();
-      const bool has_end = end >= base + part && end < base + part + HANDOFF;
       UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
         const EightSteps ahead8 = read_ahead(costs + part + eight, shared.top + eight);
         UNROLL for (i32 k = 0; k < 8; k++) {
           advance(w, ahead8.cost[k].row, ahead8.top[k], [](int, const Terms&, real) {});
-          if (k == 7) renormalize(w);
-          if (lane == 31) shared.bottom[eight + k] = StoredState{w.current[LANE_ROWS - 1].f, w.current[LANE_ROWS - 1].n};
-          if (has_end && base + part + eight + k == end) {
-            UNROLL for (int q = 0; q < LANE_ROWS; q++)
-              if (s.first_row + lane * LANE_ROWS + q == s.n - 1) result = w.current[q];
-          }
+          if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
         }
+        if (eight & 8) renormalize(w);
       }
       warp_barrier();
       i32 column = base + part + lane - (STRIP_ROWS - 1);
@@ -625,11 +622,15 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
         store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
         if (p.save) bound[column] = z;
       }
+      if (end >= base + part && end < base + part + HANDOFF) {
+        StoredState z = shared.bottom[end - base - part];
+        result = Scaled{z.f, z.n};
+      }
       warp_barrier();
     }
     block_barrier();
   }
-  if (s.is_last && (s.n - 1 - s.first_row) / LANE_ROWS == lane) {
+  if (s.is_last && lane == 0) {
     ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
     report(p, s, result.n >= 1 << 29);
   }
@@ -678,26 +679,31 @@ DEVICE i32 share_slot(i32 order, i32 sub) {
 #endif
 }
 
-// Gradients of the tile that the sweep has just completed, by a group of 128 threads.
-struct GradMaker {
-#if MODE == 3
-#if !SLICED
-  float gx[(DIMS / 8) / WARPS_PER_ROW_TILE][4];
-#endif
-  float row_sum[2];
-  RowBlock next;
-#elif MODE == 1
-  float gx[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
-  DirectRows next;
-#endif
-};
-
+// ---- gradients of the tile that the sweep has just completed: gX by one group of 128 threads, gY by another, which also
+// brings the tile's y to shared memory for both
 DEVICE float align_at(const Step* ring, i32 start, i32 row, i32 column) {
   return ring[ring_step(start, column + row, ALIGN_CHUNKS)][row];
 }
+DEVICE void meet_for_gradients() { group_barrier(GRAD_BARRIER, 2 * GROUP); }
+
+#if MODE == 0
+// Half of the tile's rows.
+DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i32 tile, float factor, i32 half, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, column = tile * 32 + lane;
+  for (i32 r = half * 4 + (thread >> 5); r < STRIP_ROWS; r += 8) {
+    i32 row = s.first_row + r;
+    if (row < s.n && column < s.m) {
+      float e = align_at(ring, start, r, lane);
+      // What leaked through forbidden cells is far below the last bit of anything: exactly zero.
+      e = in_band(s, row, column) && !(e < 1.0e-28f) ? e * factor : 0.0f;
+      store_gradient(p.grad_x, ((i64)s.pair * p.n + row) * p.m + column, e, p.grad_x_wide);
+    }
+  }
+}
+#endif
 
 #if MODE == 3
-#define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)
+#define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)  // 8 features each, per warp
 #define GY_TILES (DIMS / 16)
 #define FOUR_TILES (GX_TILES < 4 ? GX_TILES : 4)
 DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
@@ -709,28 +715,157 @@ DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, const f
 }
 #endif
 
-DEVICE GradMaker open_gradients(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 first, i32 thread) {
-  GradMaker maker;
+// -- gX
+struct GradX {
+#if MODE == 3
+#if !SLICED
+  float sum[GX_TILES][4];
+#endif
+  float row_sum[2];
+#elif MODE == 1
+  float sum[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
+#endif
+};
+
+DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 thread) {
+  GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if !SLICED
-  UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.gx[i][e] = 0.0f;
+  UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
   stage_x(shared, p, s, frame.centre, frame_scale(frame), 0, thread);
-  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) {
-      maker.gx[q][k] = 0.0f;
+      maker.sum[q][k] = 0.0f;
       maker.x[q][k] = feature(x, s.first_row + (thread & 31) + q * 32, k);
     }
-  maker.next = fetch_direct(features_y(p, s), first, thread);
   for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) shared.x[i / DIMS][i % DIMS] = feature(x, s.first_row + i / DIMS, i % DIMS);
 #endif
   return maker;
 }
 
+#if MODE == 1
+DEVICE void make_grad_x(GradX& maker, const Params& p, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  meet_for_gradients();
+  if (!p.grad_x) return;
+  UNROLL_BY(2) for (int c = 0; c < 8; c++) {
+    i32 column = warp * 8 + c;
+    float e[LANE_ROWS];
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) e[q] = align_at(ring, start, lane + q * 32, column);
+    UNROLL for (int k = 0; k < DIMS; k++) {
+      float y = shared.y[column][k];
+      UNROLL for (int q = 0; q < LANE_ROWS; q++) maker.sum[q][k] += e[q] * (maker.x[q][k] - y);
+    }
+  }
+}
+#elif MODE == 3
+DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
+                        bool first_time, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
+  const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
+  u32 e_rows[2][ALIGN_PLANES][4];
+  UNROLL for (int k_step = 0; k_step < 2; k_step++)
+    UNROLL for (int r = 0; r < 4; r++) {
+      i32 row = row_tile + g + (r & 1) * 8, column = k_step * 16 + 2 * t + (r >> 1) * 8;
+      float a = align_at(ring, start, row, column), b = align_at(ring, start, row, column + 1);
+      maker.row_sum[r & 1] += a + b;
+      u32 planes[ALIGN_PLANES];
+      split(planes, a, b);
+      UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_rows[k_step][plane][r] = planes[plane];
+    }
+#if SLICED
+  UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+    meet_for_gradients();  // both groups are done with the slice before
+    set_centre(shared.centre, p, s, slice, thread);
+    meet_for_gradients();
+    stage_x(shared, p, s, shared.centre, frame_scale(frame), slice, thread);
+    float sum[GX_TILES][4];
+    UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0.0f;
+#else
+  {
+    float (&sum)[GX_TILES][4] = maker.sum;
+#endif
+    meet_for_gradients();
+    // gX += E Y: k runs over columns, so y's planes are read transposed.
+    if (p.grad_x)
+      UNROLL for (int four = 0; four < GX_TILES; four += FOUR_TILES) {
+        float c[FOUR_TILES][4], cross[FOUR_TILES][4];
+        UNROLL for (int i = 0; i < FOUR_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
+        UNROLL for (int k_step = 0; k_step < 2; k_step++) {
+          u32 b[PLANES][FOUR_TILES / 2][4];
+          UNROLL for (int plane = 0; plane < PLANES; plane++)
+            UNROLL for (int pair = 0; pair < FOUR_TILES / 2; pair++)
+              load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                                [(first_tile_of_warp + four + pair * 2 + (matrix >> 1)) * 8]);
+          multiply(c, cross, e_rows[k_step], b);
+        }
+        UNROLL for (int i = 0; i < FOUR_TILES; i++)
+          UNROLL for (int e = 0; e < 4; e++) sum[four + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
+      }
+#if SLICED
+    // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
+    if (p.grad_x)
+      UNROLL for (int i = 0; i < GX_TILES; i++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t + (e & 1);
+          if (row < s.n && k < p.d) {
+            float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
+            *at = (first_time ? 0.0f : *at) + sum[i][e];
+          }
+        }
+#endif
+  }
+}
+#endif
+
+DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, float factor, i32 thread) {
+  const i32 lane = thread & 31, warp = thread >> 5;
+  if (!p.grad_x) return;
+#if MODE == 1
+  UNROLL for (int q = 0; q < LANE_ROWS; q++)
+    UNROLL for (int k = 0; k < DIMS; k++) shared.part[warp][lane + q * 32][k] = maker.sum[q][k];
+  group_barrier(COST_BARRIER, GROUP);  // the cost makers are done with it
+  for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) {
+    i32 r = i / DIMS, k = i % DIMS;
+    float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
+    if (s.first_row + r < s.n && k < p.d)
+      store_gradient(p.grad_x, ((i64)s.pair * p.n + s.first_row + r) * p.d + k, 2.0f * factor * sum, p.grad_x_wide);
+  }
+#elif MODE == 3
+  const i32 g = lane >> 2, t = lane & 3, row_tile = (warp % ROW_TILES) * 16;
+  UNROLL for (int h = 0; h < 2; h++) {
+    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 1);
+    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 2);
+  }
+  Features x = features_x(p, s);
+#if SLICED
+  UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++)
+#else
+  const i32 slice = 0;
+#endif
+    UNROLL for (int i = 0; i < GX_TILES; i++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t + (e & 1);
+        if (row < s.n && k < p.d) {
+          i64 at = ((i64)s.pair * p.n + row) * p.d + k;
+#if SLICED
+          float sum = ((float*)p.sum_x)[at], centre = centre_of(x, x, s, k);
+#else
+          float sum = maker.sum[i][e], centre = frame.centre[k];
+#endif
+          float v = feature(x, row, k) - centre;
+          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum * frame_unscale(frame)), p.grad_x_wide);
+        }
+      }
+#endif
+}
+
+// -- gY
 // Tiles that the strips before and after this one in the walk touch: they add to the same part of gY.
 struct Neighbours { i32 first_below, last_below, first_above, last_above; };
 DEVICE Neighbours neighbours_of(const Params& p, const Strip& s) {
@@ -765,141 +900,96 @@ DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) 
 }
 #endif
 
-DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame,
-                           GradShared& shared, const Step* ring, i32 tile, bool first_time, float factor, i32 thread) {
-  const i32 start = ring_start(tile, ALIGN_CHUNKS);
-  const i32 lane = thread & 31, warp = thread >> 5;
-  const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
-#if MODE == 0
-  for (i32 r = warp; r < STRIP_ROWS; r += 4) {
-    i32 row = s.first_row + r, column = tile * 32 + lane;
-    if (row < s.n && column < s.m) {
-      float e = align_at(ring, start, r, lane);
-      // What leaked through forbidden cells is far below the last bit of anything: exactly zero.
-      e = in_band(s, row, column) && !(e < 1.0e-28f) ? e * factor : 0.0f;
-      store_gradient(p.grad_x, ((i64)s.pair * p.n + row) * p.m + column, e, p.grad_x_wide);
-    }
-  }
+struct GradY {
+#if MODE == 3
+  RowBlock next;
 #elif MODE == 1
+  DirectRows next;
+#endif
+};
+
+DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 first, i32 thread) {
+  GradY maker;
+#if MODE == 3 && !SLICED
+  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#elif MODE == 1
+  maker.next = fetch_direct(features_y(p, s), first, thread);
+#endif
+  return maker;
+}
+
+#if MODE == 1
+#define FEATURES_PER_WARP (DIMS / 4)
+DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, GradShared& shared, const Step* ring,
+                        i32 tile, float factor, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32, first_feature = warp * FEATURES_PER_WARP;
   Features y = features_y(p, s);
   stage_direct(shared.y, maker.next, y, thread);
   if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
   const Turn turn = turn_of(neighbours, tile);
-  float old[(DIMS + 3) / 4];
-  UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) old[i] = 0.0f;
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
+  float old[FEATURES_PER_WARP], own[FEATURES_PER_WARP], sum[FEATURES_PER_WARP];
+  UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) old[i] = sum[i] = 0.0f;
   if (p.grad_y && !turn.first)
-    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
-      i32 k = warp + i * 4;
-      old[i] = load_fresh((const float*)p.sum_y + at + (k < p.d ? k : p.d - 1));
-    }
-  group_barrier(GRAD_BARRIER, GROUP);
-  if (p.grad_x) {
-    UNROLL_BY(2) for (int c = 0; c < 8; c++) {
-      i32 column = warp * 8 + c;
-      UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-        float e = align_at(ring, start, lane + q * 32, column);
-        UNROLL for (int k = 0; k < DIMS; k++) maker.gx[q][k] += e * (maker.x[q][k] - shared.y[column][k]);
-      }
-    }
+    UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++)
+      old[i] = load_fresh((const float*)p.sum_y + at + (first_feature + i < p.d ? first_feature + i : p.d - 1));
+  meet_for_gradients();
+  if (!p.grad_y) return;
+  UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) own[i] = shared.y[lane][first_feature + i];
+  UNROLL_BY(8) for (int r = STRIP_ROWS - 1; r >= 0; r--) {
+    float e = align_at(ring, start, r, lane);
+    UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) sum[i] += e * (own[i] - shared.x[r][first_feature + i]);
   }
-  if (p.grad_y) {
-    float sum[(DIMS + 3) / 4];
-    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) sum[i] = 0.0f;
-    UNROLL_BY(4) for (int r = STRIP_ROWS - 1; r >= 0; r--) {
-      float e = align_at(ring, start, r, lane);
-      UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
-        i32 k = warp + i * 4;
-        if (k < DIMS) sum[i] += e * (shared.y[lane][k] - shared.x[r][k]);
-      }
-    }
-    UNROLL for (int i = 0; i < (DIMS + 3) / 4; i++) {
-      i32 k = warp + i * 4;
-      if (k < p.d && lane < columns) put_gy(p, turn, at + k, old[i] + 2.0f * factor * sum[i]);
-    }
-  }
-#else
+  UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++)
+    if (first_feature + i < p.d && lane < columns) put_gy(p, turn, at + first_feature + i, old[i] + 2.0f * factor * sum[i]);
+}
+#elif MODE == 3
+DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame, GradShared& shared,
+                        const Step* ring, i32 tile, float factor, i32 thread) {
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
-  Features y = features_y(p, s);
-  const Turn turn = turn_of(neighbours, tile);
-  const float frame_factor = frame_scale(frame), unscale = frame_unscale(frame);
-  const i32 row_tile = (warp % ROW_TILES) * 16;
-  // E as fragments: rows for gX here, columns for gY below.
-  u32 e_rows[2][ALIGN_PLANES][4];
-  if (p.grad_x) {
-    UNROLL for (int k_step = 0; k_step < 2; k_step++)
-      UNROLL for (int r = 0; r < 4; r++) {
-        i32 row = row_tile + g + (r & 1) * 8, column = k_step * 16 + 2 * t + (r >> 1) * 8;
-        float a = align_at(ring, start, row, column), b = align_at(ring, start, row, column + 1);
-        maker.row_sum[r & 1] += a + b;
-        u32 planes[ALIGN_PLANES];
-        split(planes, a, b);
-        UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_rows[k_step][plane][r] = planes[plane];
-      }
-  }
+  const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
   const i32 column_tile = (warp & 1) * 16, first_feature_tile = (warp >> 1) * GY_TILES;
+  const Turn turn = turn_of(neighbours, tile);
+  Features y = features_y(p, s);
 #if SLICED
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
-    group_barrier(GRAD_BARRIER, GROUP);
-    set_centre(shared.centre, p, s, slice, thread);
-    group_barrier(GRAD_BARRIER, GROUP);
-    const float* centre = shared.centre;
-    stage_x(shared, p, s, centre, frame_factor, slice, thread);
     maker.next = fetch_rows(y, tile * 32, slice, thread);
-    float gx[GX_TILES][4];
-    UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) gx[i][e] = 0.0f;
+    meet_for_gradients();
+    meet_for_gradients();  // the centre of this slice is set
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
 #else
   {
     const i32 slice = 0;
-    const float* centre = frame.centre;
-    float (&gx)[GX_TILES][4] = maker.gx;
-#endif
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_factor, nullptr, nullptr, slice, thread);
-#if !SLICED
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
     if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
 #endif
-    group_barrier(GRAD_BARRIER, GROUP);
-    if (p.grad_x) {  // gX += E Y: k runs over columns, so y's planes are read transposed
-      const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
-      UNROLL for (int four = 0; four < GX_TILES; four += FOUR_TILES) {
-        float c[FOUR_TILES][4], cross[FOUR_TILES][4];
-        UNROLL for (int i = 0; i < FOUR_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
-        UNROLL for (int k_step = 0; k_step < 2; k_step++) {
-          u32 b[PLANES][FOUR_TILES / 2][4];
-          UNROLL for (int plane = 0; plane < PLANES; plane++)
-            UNROLL for (int pair = 0; pair < FOUR_TILES / 2; pair++)
-              load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
-                                                                [(first_tile_of_warp + four + pair * 2 + (matrix >> 1)) * 8]);
-          multiply(c, cross, e_rows[k_step], b);
-        }
-        UNROLL for (int i = 0; i < FOUR_TILES; i++)
-          UNROLL for (int e = 0; e < 4; e++) gx[four + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
-      }
+    // What the strips below have summed, asked for before the products and used after them.
+    Pair old[2][GY_TILES];
+    i64 at[2];
+    UNROLL for (int h = 0; h < 2; h++) {
+      i32 column = column_tile + g + h * 8;
+      at[h] = ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d + slice * DIMS +
+              first_feature_tile * 8 + 2 * t;
+      UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
     }
+    if (p.grad_y && !turn.first)
+      UNROLL for (int h = 0; h < 2; h++)
+        UNROLL for (int i = 0; i < GY_TILES; i++)
+          old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
+    meet_for_gradients();
     if (p.grad_y) {  // gY = E' X: k runs over rows
-      // What the strips below have summed of gY, asked for before the products and used after them.
-      Pair old[2][GY_TILES];
-      i64 at[2];
-      UNROLL for (int h = 0; h < 2; h++) {
-        i32 column = column_tile + g + h * 8;
-        at[h] = ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d + slice * DIMS +
-                first_feature_tile * 8 + 2 * t;
-        UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
-      }
-      if (!turn.first)
-        UNROLL for (int h = 0; h < 2; h++)
-          UNROLL for (int i = 0; i < GY_TILES; i++)
-            old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
       float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
       UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
       UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
         u32 e_columns[ALIGN_PLANES][4], b[PLANES][GY_TILES / 2][4];
         UNROLL for (int r = 0; r < 4; r++) {
           i32 column = column_tile + g + (r & 1) * 8, row = k_step * 16 + 2 * t + (r >> 1) * 8;
-          float a = align_at(ring, start, row, column), b = align_at(ring, start, row + 1, column);
-          column_sum[r & 1] += a + b;
+          float low = align_at(ring, start, row, column), high = align_at(ring, start, row + 1, column);
+          column_sum[r & 1] += low + high;
           u32 planes[ALIGN_PLANES];
-          split(planes, a, b);
+          split(planes, low, high);
           UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_columns[plane][r] = planes[plane];
         }
         UNROLL for (int plane = 0; plane < PLANES; plane++)
@@ -912,7 +1002,7 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, co
         column_sum[h] += from_lane_xor(column_sum[h], 1);
         column_sum[h] += from_lane_xor(column_sum[h], 2);
       }
-      const float twice = 2.0f * factor * unscale;
+      const float twice = 2.0f * factor * frame_unscale(frame);
       UNROLL for (int h = 0; h < 2; h++) {
         const i32 column = column_tile + g + h * 8;
         if (column < columns)
@@ -931,76 +1021,14 @@ DEVICE void make_gradients(GradMaker& maker, const Params& p, const Strip& s, co
           }
       }
     }
-#if SLICED
-    // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
-    if (p.grad_x) {
-      const i32 first_tile_of_warp = warp / ROW_TILES * GX_TILES;
-      UNROLL for (int i = 0; i < GX_TILES; i++)
-        UNROLL for (int e = 0; e < 4; e++) {
-          i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t + (e & 1);
-          if (row < s.n && k < p.d) {
-            float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
-            *at = (first_time ? 0.0f : *at) + gx[i][e];
-          }
-        }
-    }
-#endif
   }
-#endif
 }
-
-DEVICE void close_gradients(GradMaker& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, float factor,
-                            i32 thread) {
-  const i32 lane = thread & 31, warp = thread >> 5;
-  if (!p.grad_x) return;
-#if MODE == 1
-  UNROLL for (int q = 0; q < LANE_ROWS; q++)
-    UNROLL for (int k = 0; k < DIMS; k++) shared.part[warp][lane + q * 32][k] = maker.gx[q][k];
-  group_barrier(GRAD_BARRIER, GROUP);
-  for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) {
-    i32 r = i / DIMS, k = i % DIMS;
-    float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
-    if (s.first_row + r < s.n && k < p.d)
-      store_gradient(p.grad_x, ((i64)s.pair * p.n + s.first_row + r) * p.d + k, 2.0f * factor * sum, p.grad_x_wide);
-  }
-#elif MODE == 3
-  const i32 g = lane >> 2, t = lane & 3, row_tile = (warp % ROW_TILES) * 16;
-  UNROLL for (int h = 0; h < 2; h++) {
-    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 1);
-    maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 2);
-  }
-  Features x = features_x(p, s);
-#if SLICED
-  const i32 slices = (p.d + DIMS - 1) / DIMS;
-#else
-  const i32 slices = 1;
 #endif
-  for (i32 slice = 0; slice < slices; slice++)
-    UNROLL for (int i = 0; i < GX_TILES; i++)
-      UNROLL for (int e = 0; e < 4; e++) {
-        i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t + (e & 1);
-        if (row < s.n && k < p.d) {
-          i64 at = ((i64)s.pair * p.n + row) * p.d + k;
-#if SLICED
-          float sum = ((float*)p.sum_x)[at];
-#else
-          float sum = maker.gx[i][e];
-#endif
-#if SLICED
-          float v = feature(x, row, k) - centre_of(x, x, s, k);
-#else
-          float v = feature(x, row, k) - frame.centre[k];
-#endif
-          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum * frame_unscale(frame)), p.grad_x_wide);
-        }
-      }
-#endif
-}
 
 // Which warp does what. Warp w runs on scheduler w % 4; the walk is the longest chain, so it shares its scheduler with
 // nothing but the porter.
-#define BACKWARD_THREADS (32 * 12)
-enum Role { RECOMPUTE, SWEEP, COSTS, GRADIENTS, PORTER, IDLE };
+#define BACKWARD_THREADS (32 * 16)
+enum Role { RECOMPUTE, SWEEP, COSTS, GRAD_X, GRAD_Y, PORTER, IDLE };
 struct Duty { Role role; i32 member; };
 DEVICE Duty duty_of(i32 warp) {
   switch (warp) {
@@ -1009,13 +1037,17 @@ DEVICE Duty duty_of(i32 warp) {
     case 2: return Duty{COSTS, 0};
     case 3: return Duty{COSTS, 1};
     case 4: return Duty{PORTER, 0};
-    case 5: return Duty{COSTS, 2};
-    case 6: return Duty{COSTS, 3};
-    case 7: return Duty{GRADIENTS, 0};
-    case 8: return Duty{IDLE, 0};
-    case 9: return Duty{GRADIENTS, 1};
-    case 10: return Duty{GRADIENTS, 2};
-    default: return Duty{GRADIENTS, 3};
+    case 5: return Duty{GRAD_X, 0};
+    case 6: return Duty{GRAD_X, 1};
+    case 7: return Duty{GRAD_X, 2};
+    case 8: return Duty{COSTS, 2};
+    case 9: return Duty{GRAD_Y, 0};
+    case 10: return Duty{GRAD_Y, 1};
+    case 11: return Duty{GRAD_Y, 2};
+    case 12: return Duty{IDLE, 0};
+    case 13: return Duty{COSTS, 3};
+    case 14: return Duty{GRAD_X, 3};
+    default: return Duty{GRAD_Y, 3};
   }
 }
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
@@ -1049,16 +1081,25 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   const i32 thread = duty.member * 32 + lane;  // within its group
   if (duty.role == RECOMPUTE) {
     const StoredState* bound = saved_bound(p, s, s.index - 1);
-    Walker w = fresh_walker();
+    // The row above and the saved state are asked for one slot ahead.
+    auto top_of = [&](i32 chunk) {
+      bool there = s.index > 0 && in_band(s, s.first_row - 1, chunk * 32 + lane);
+      return there ? bound[chunk * 32 + lane] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+    };
+    Walker w = fresh_walker(), next = load_walker(saved_state(p, s, last_checkpoint));
+    StoredState top = top_of(last_checkpoint * CHUNKS_PER_CHECKPOINT);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       if (slot < chunks) {
         const i32 order = slot / CHUNKS_PER_CHECKPOINT, sub = slot % CHUNKS_PER_CHECKPOINT;
-        const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub, base = chunk * 32;
-        StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
-        if (s.index > 0 && in_band(s, s.first_row - 1, base + lane)) top = bound[base + lane];
-        if (sub == 0) w = load_walker(saved_state(p, s, last_checkpoint - order));
+        const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub;
+        if (sub == 0) {
+          w = next;
+          if (last_checkpoint - order > first_checkpoint) next = load_walker(saved_state(p, s, last_checkpoint - order - 1));
+        }
         shared.top[lane] = top;
+        const i32 following = sub + 1 < CHUNKS_PER_CHECKPOINT ? chunk + 1 : chunk + 1 - 2 * CHUNKS_PER_CHECKPOINT;
+        if (slot + 1 < chunks) top = top_of(following);
         warp_barrier();
         const i32 at = share_slot(order, sub);
         const Step* costs = shared.costs + ring_start(chunk, COST_CHUNKS);
@@ -1076,7 +1117,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
             if (KEEP_LEFT) shared.left[at][eight + k][lane] = sl;
             shared.diagonal[at][eight + k][lane] = sd;
           }
-          renormalize(w);
+          if (eight & 8) renormalize(w);
         }
       }
       block_barrier();
@@ -1112,8 +1153,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         if (wanted) ahead = load_word(row_in, column);
         warp_barrier();
         Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
-        const bool has_end = end >= base && end < base + 32;
-        UNROLL_BY(1) for (i32 eight = 24; eight >= 0; eight -= 8) {
+        auto sweep_eight = [&](auto with_end, i32 eight) {
           LaneReals su8[8], sl8[8], sd8[8];
           Flow in8[8];
           UNROLL for (int k = 0; k < 8; k++) {
@@ -1132,7 +1172,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
               float from_up = q + 1 < LANE_ROWS ? up[below] : in.up;
               float from_diagonal = q + 1 < LANE_ROWS ? diagonal_before[below] : diagonal_in;
               e.row[q] = left[q] + from_diagonal + from_up;
-              if (has_end && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
+              if (decltype(with_end)::value && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
               diagonal_before[q] = diagonal[q];
               up[q] = e.row[q] * su.row[q];
               diagonal[q] = e.row[q] * sd.row[q];
@@ -1142,6 +1182,10 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
             *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
             if (lane == 0) shared.flow_out[eight + k] = Flow{up[0], diagonal[0], 0.0f};
           }
+        };
+        UNROLL_BY(1) for (i32 eight = 24; eight >= 0; eight -= 8) {
+          if (end >= base + eight && end < base + eight + 8) sweep_eight(Yes{}, eight);
+          else sweep_eight(No{}, eight);
         }
         warp_barrier();
         if (s.index > 0 && in_band(s, s.first_row, base + lane)) {
@@ -1168,18 +1212,42 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (duty.role == GRADIENTS) {
+  } else if (duty.role == GRAD_X) {
     const float factor = ((const float*)p.grad)[s.pair];
-    const Neighbours neighbours = neighbours_of(p, s);
-    GradMaker maker = open_gradients(p, s, shared.frame, shared.grads, last_tile(s), thread);
+    GradX maker = open_grad_x(p, s, shared.frame, shared.grads, thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
-      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile))
-        make_gradients(maker, p, s, neighbours, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), factor, thread);
+      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile)) {
+#if MODE == 0
+        write_alignment(p, s, shared.align, tile, factor, 0, thread);
+#elif MODE == 1
+        make_grad_x(maker, p, shared.grads, shared.align, tile, thread);
+#else
+        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), thread);
+#endif
+      }
       block_barrier();
     }
-    close_gradients(maker, p, s, shared.frame, shared.grads, factor, thread);
+    close_grad_x(maker, p, s, shared.frame, shared.grads, factor, thread);
+  } else if (duty.role == GRAD_Y) {
+    const float factor = ((const float*)p.grad)[s.pair];
+    const Neighbours neighbours = neighbours_of(p, s);
+    GradY maker = open_grad_y(p, s, last_tile(s), thread);
+    block_barrier();
+    for (i32 slot = 0; slot < slots; slot++) {
+      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
+      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile)) {
+#if MODE == 0
+        write_alignment(p, s, shared.align, tile, factor, 1, thread);
+#elif MODE == 1
+        make_grad_y(maker, p, s, neighbours, shared.grads, shared.align, tile, factor, thread);
+#else
+        make_grad_y(maker, p, s, neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
+#endif
+      }
+      block_barrier();
+    }
   } else if (duty.role == PORTER) {
     u32* turns = p.turns + (i64)s.pair * p.tiles;
     const Neighbours neighbours = neighbours_of(p, s);

@@ -14,6 +14,13 @@ DEVICE Walker fresh_walker() {
   return w;
 }
 struct alignas(sizeof(real) * 2) StoredState { real f; exponent n; };
+// The last cell of the lane's row q.
+DEVICE StoredState row_of(const Walker& w, i32 q) {
+  StoredState z{w.current[0].f, w.current[0].n};
+  UNROLL for (int i = 1; i < LANE_ROWS; i++)
+    if (q == i) z = StoredState{w.current[i].f, w.current[i].n};
+  return z;
+}
 #define STATE_SLOTS (2 * LANE_ROWS)
 DEVICE void store_walker(StoredState* slots, const Walker& w) {
   UNROLL for (int q = 0; q < LANE_ROWS; q++) slots[q * 32 + lane_index()] = StoredState{w.current[q].f, w.current[q].n};
@@ -67,3 +74,7 @@ DEVICE void advance(Walker& w, const real (&cost)[LANE_ROWS], const StoredState&
   w.above = up;
 }
 DEVICE void renormalize(Walker& w) { UNROLL for (int q = 0; q < LANE_ROWS; q++) renormalize(w.current[q]); }
+
+// Build-time answers, to compile a loop body with and without a rare case.
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
