@@ -155,7 +155,8 @@ def _planes(k: Kernel) -> int:
 
 def _cost_making_shared(k: Kernel) -> int:
     if k.mode == TENSOR:
-        frame = k.dims * 4 + k.strip_rows * 4 + 16
+        planes_of_x = _aligned(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
+        frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
         rows = _aligned(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
         return _aligned(frame + rows + (32 * 8 + k.dims * 4 + 16 if k.sliced else 16))
     return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
@@ -173,9 +174,9 @@ def _forward_shared(k: Kernel) -> int:
 def _backward_shared(k: Kernel) -> int:
     real = 8 if k.wide else 4
     if k.source == "inline":
-        flow = 3 * real
+        flow = 4 * real
         shares = 3 * k.subwalk if k.banded or k.wide else 2 * k.subwalk + 1
-        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 16
+        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 64
         if k.checkpoint > k.subwalk:
             size += k.checkpoint // k.subwalk * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
@@ -188,12 +189,13 @@ def _backward_shared(k: Kernel) -> int:
     size += shares * 32 * k.strip_rows * 4
     size += _cost_making_shared(k)
     if k.mode == TENSOR:
-        size += _aligned(_planes(k) * (k.strip_rows + 32) * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
+        rows = k.strip_rows + 32 if k.sliced else 32
+        size += _aligned(_planes(k) * rows * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
     elif k.mode == DIRECT:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:
         size += k.strip_rows * 4 + 16
-    return _aligned(size + 32 * 8 + 64 * 12 + 32)
+    return _aligned(size + 32 * 8 + 64 * 16 + 64)
 
 
 @dataclass(frozen=True)

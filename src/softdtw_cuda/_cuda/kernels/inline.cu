@@ -157,7 +157,6 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   if (s.index == 0 && lane == 0) w.above = one();
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
-  // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
   const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
 #if MODE == 2
   const element* y = (const element*)p.y + s.pair * p.y_stride;
@@ -202,16 +201,25 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
 #if MODE == 2
       seek_costs(costs, y_at, base + part);
 #endif
-      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
-        const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, base + part + eight);
-        UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
-          real cost[LANE_ROWS];
-          STEP_COSTS(cost, ahead8, k, base + part + eight + k);
-          advance(w, cost, TOP(ahead8, k, shared.top + eight), [](int, const Terms&, real) {});
-          if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
+      // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
+      auto walk = [&](auto last_strip) {
+        UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
+          const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, base + part + eight);
+          UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
+            real cost[LANE_ROWS];
+            STEP_COSTS(cost, ahead8, k, base + part + eight + k);
+            advance(w, cost, TOP(ahead8, k, shared.top + eight), [](int, const Terms&, real) {});
+            if (decltype(last_strip)::value) {
+              if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
+            } else {
+              if (lane == 31) shared.bottom[eight + k] = row_of(w, LANE_ROWS - 1);
+            }
+          }
+          if (eight & 8) renormalize(w);
         }
-        if (eight & 8) renormalize(w);
-      }
+      };
+      if (s.is_last) walk(Yes{});
+      else walk(No{});
       warp_barrier();
       i32 column = base + part + lane - (STRIP_ROWS - 1);
       if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
@@ -269,9 +277,11 @@ KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
 // Where nothing is forbidden the left share is what the other two leave of E, and need not be kept; next to a forbidden
 // cell it must be exactly nothing, so there it is.
 #define KEEP_LEFT (BANDED || WIDE)
-struct alignas(sizeof(real) * LANE_ROWS) LaneShares { real row[LANE_ROWS]; };
+struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], diagonal[LANE_ROWS]; };
+struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
 struct alignas(16) BackwardShared {
-  LaneShares up[SUBWALK][32], diagonal[SUBWALK][32], left[KEEP_LEFT ? SUBWALK : 1][32];
+  LaneShares shares[SUBWALK][32];
+  LeftShares left[KEEP_LEFT ? SUBWALK : 1][32];
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
 #if SUBWALKS > 1
@@ -402,16 +412,16 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
           real cost[LANE_ROWS];
           STEP_COSTS(cost, ahead8, k, first + eight + k);
-          LaneShares su, sl, sd;
+          LaneShares share_of_rows;
+          LeftShares left_of_rows;
           advance(w, cost, TOP(ahead8, k, shared.top + first - base + eight), [&](int q, const Terms& t, real sum) {
             Shares share = shares_of(t, sum);
-            su.row[q] = share.up;
-            sl.row[q] = share.left;
-            sd.row[q] = share.diagonal;
+            share_of_rows.up[q] = share.up;
+            share_of_rows.diagonal[q] = share.diagonal;
+            left_of_rows.left[q] = share.left;
           });
-          shared.up[eight + k][lane] = su;
-          if (KEEP_LEFT) shared.left[eight + k][lane] = sl;
-          shared.diagonal[eight + k][lane] = sd;
+          shared.shares[eight + k][lane] = share_of_rows;
+          if (KEEP_LEFT) shared.left[eight + k][lane] = left_of_rows;
         }
         if (eight & 8) renormalize(w);
       }
@@ -433,12 +443,12 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #endif
       auto sweep_four = [&](auto with_end, i32 eight) {
 #if !WIDE
-        LaneShares su4[4], sl4[4], sd4[4];
+        LaneShares shares4[4];
+        LeftShares left4[4];
         Flow in4[4];
         UNROLL for (int k = 0; k < 4; k++) {
-          su4[k] = shared.up[eight + k][lane];
-          if (KEEP_LEFT) sl4[k] = shared.left[eight + k][lane];
-          sd4[k] = shared.diagonal[eight + k][lane];
+          shares4[k] = shared.shares[eight + k][lane];
+          if (KEEP_LEFT) left4[k] = shared.left[eight + k][lane];
           in4[k] = shared.flow_in[eight + k];
         }
 #endif
@@ -449,10 +459,12 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         UNROLL_STEPS for (i32 k = 3; k >= 0; k--) {
           const i32 step = first + eight + k;
 #if WIDE
-          const LaneShares su = shared.up[eight + k][lane], sl = shared.left[eight + k][lane], sd = shared.diagonal[eight + k][lane];
+          const LaneShares share = shared.shares[eight + k][lane];
+          const LeftShares left_share = shared.left[eight + k][lane];
           const Flow from_below = shared.flow_in[eight + k];
 #else
-          const LaneShares &su = su4[k], &sl = sl4[k], &sd = sd4[k];
+          const LaneShares& share = shares4[k];
+          const LeftShares& left_share = left4[k];
           const Flow& from_below = in4[k];
 #endif
           Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0};
@@ -469,13 +481,13 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             real e = left[q] + from_diagonal + from_up;
             if (decltype(with_end)::value && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
             diagonal_before[q] = diagonal[q];
-            up[q] = e * su.row[q];
-            diagonal[q] = e * sd.row[q];
-            left[q] = KEEP_LEFT ? e * sl.row[q] : e - up[q] - diagonal[q];
+            up[q] = e * share.up[q];
+            diagonal[q] = e * share.diagonal[q];
+            left[q] = KEEP_LEFT ? e * left_share.left[q] : e - up[q] - diagonal[q];
 #if MODE == 2
-            real part = e * (costs.x[q] - costs.y[q]);
-            gx[q] += part;
-            gy[q] = (q < LANE_ROWS - 1 ? gy[q + 1 < LANE_ROWS ? q + 1 : q] : in.y) - part;
+            real difference = costs.x[q] - costs.y[q];
+            gx[q] = multiply_add(e, difference, gx[q]);
+            gy[q] = multiply_add(-e, difference, q < LANE_ROWS - 1 ? gy[q + 1 < LANE_ROWS ? q + 1 : q] : in.y);
 #else
             i32 row = lane * LANE_ROWS + q, column = step - row;
             row += s.first_row;

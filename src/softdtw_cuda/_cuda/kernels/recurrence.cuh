@@ -263,7 +263,7 @@ DEVICE void store_word(const HandoffRow& row, i32 column, const RowWord& w) { st
 
 // What passes from a strip to the one above it in the backward, per column: the first two terms of (8), and for
 // univariate series the gradient of y so far.
-struct Flow { real up, diagonal, y; };
+struct alignas(4 * sizeof(real)) Flow { real up, diagonal, y; };
 #if WIDE
 DEVICE RowWord pack_flow(const Flow& f, u32 owner) { return pack(bits_of(f.up), bits_of(f.diagonal), owner); }
 DEVICE Flow unpack_flow(const RowWord& w) {

@@ -116,6 +116,9 @@ DEVICE float feature(const Features& f, i32 row, i32 k) {
 // fp16 planes in range: the strip's own x, and a sample of y, end up at most 2, which leaves y a factor of 2^15.
 struct Frame {
 #if MODE == 3
+#if !SLICED
+  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];  // the strip's rows for the tensor cores
+#endif
   float centre[DIMS];
   float x_squares[STRIP_ROWS];
   u32 largest;
@@ -168,45 +171,6 @@ DEVICE float frame_unscale(const Frame& frame) {
   return usable ? float_of(exponent << 23) : 1.0f;
 }
 #endif
-
-// By all threads of a block.
-DEVICE void make_frame(Frame& frame, const Params& p, const Strip& s, i32 threads) {
-#if MODE == 3
-  const i32 lane = (i32)lane_index(), warps = threads / 32;
-  Features x = features_x(p, s), y = features_y(p, s);
-  if (thread_index() == 0) frame.largest = 0u;
-#if !SLICED
-  for (i32 k = (i32)thread_index(); k < DIMS; k += threads) frame.centre[k] = centre_of(x, y, s, k);
-#endif
-  block_barrier();
-  for (i32 r = (i32)warp_index(); r < STRIP_ROWS + 8; r += warps) {
-    // Rows of the strip, then eight of y from the whole of it.
-    const bool of_x = r < STRIP_ROWS;
-    const i32 row = of_x ? s.first_row + r : (i32)((i64)(r - STRIP_ROWS) * (s.m - 1) / 7);
-    double sum = 0.0;
-    float largest = 0.0f;
-    if (!of_x || row < s.n)
-      UNROLL_BY(2) for (i32 k = lane; k < p.d; k += 32) {
-#if SLICED
-        float v = feature(of_x ? x : y, row, k) - centre_of(x, y, s, k);
-#else
-        float v = feature(of_x ? x : y, row, k) - frame.centre[k];
-#endif
-        largest = max_of(largest, v < 0.0f ? -v : v);
-        sum += (double)v * (double)v;
-      }
-    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-      sum += from_lane_xor(sum, mask);
-      largest = max_of(largest, from_lane_xor(largest, mask));
-    }
-    if (lane == 0) {
-      if (of_x) frame.x_squares[r] = (float)sum;
-      raise_to(&frame.largest, bits_of(largest));
-    }
-  }
-  block_barrier();
-#endif
-}
 
 #if MODE == 3
 // ---- 32 rows on their way from memory to shared memory, in the registers of a group; 16-bit inputs still packed
@@ -289,6 +253,59 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, 
 }
 #endif
 
+#if MODE == 3
+DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
+  Features x = features_x(p, s);
+  UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
+    RowBlock block = fetch_rows(x, s.first_row + half * 32, slice, thread);
+    stage_rows(planes + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, centre, scale, nullptr, nullptr, slice, thread);
+  }
+}
+#endif
+
+// By all threads of a block.
+DEVICE void make_frame(Frame& frame, const Params& p, const Strip& s, i32 threads) {
+#if MODE == 3
+  const i32 lane = (i32)lane_index(), warps = threads / 32;
+  Features x = features_x(p, s), y = features_y(p, s);
+  if (thread_index() == 0) frame.largest = 0u;
+#if !SLICED
+  for (i32 k = (i32)thread_index(); k < DIMS; k += threads) frame.centre[k] = centre_of(x, y, s, k);
+#endif
+  block_barrier();
+  for (i32 r = (i32)warp_index(); r < STRIP_ROWS + 8; r += warps) {
+    // Rows of the strip, then eight of y from the whole of it.
+    const bool of_x = r < STRIP_ROWS;
+    const i32 row = of_x ? s.first_row + r : (i32)((i64)(r - STRIP_ROWS) * (s.m - 1) / 7);
+    double sum = 0.0;
+    float largest = 0.0f;
+    if (!of_x || row < s.n)
+      UNROLL_BY(2) for (i32 k = lane; k < p.d; k += 32) {
+#if SLICED
+        float v = (of_x ? feature(x, row, k) : feature(y, row, k)) - centre_of(x, y, s, k);
+#else
+        float v = (of_x ? feature(x, row, k) : feature(y, row, k)) - frame.centre[k];
+#endif
+        largest = max_of(largest, v < 0.0f ? -v : v);
+        sum += (double)v * (double)v;
+      }
+    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+      sum += from_lane_xor(sum, mask);
+      largest = max_of(largest, from_lane_xor(largest, mask));
+    }
+    if (lane == 0) {
+      if (of_x) frame.x_squares[r] = (float)sum;
+      raise_to(&frame.largest, bits_of(largest));
+    }
+  }
+  block_barrier();
+#if !SLICED
+  if (thread_index() < GROUP) stage_x(frame.x, p, s, frame.centre, frame_scale(frame), 0, (i32)thread_index());
+  block_barrier();
+#endif
+#endif
+}
+
 #if MODE == 1
 // y of a tile on its way to shared memory.
 #define DIRECT_PER_THREAD ((32 * DIMS + GROUP - 1) / GROUP)
@@ -327,6 +344,7 @@ struct CostShared {
   alignas(16) PlaneRow y[PLANES * 32];
   float y_squares[32];
 #if SLICED
+  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
   double y_square_sums[32];
   float centre[DIMS];
 #endif
@@ -346,7 +364,6 @@ struct CostShared {
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
 #if MODE == 3
-  u32 x[PLANES][K_STEPS][4];  // the warp's 16 rows as fragments of A
   RowBlock next;              // y of the next tile
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
@@ -358,19 +375,6 @@ struct CostMaker {
 };
 
 #if MODE == 3
-DEVICE void load_x_fragments(CostMaker& maker, const Features& x, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
-  const i32 lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
-  const i32 first = s.first_row + (warp % ROW_TILES) * 16;
-  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++)
-    UNROLL for (int r = 0; r < 4; r++) {
-      i32 row = first + g + (r & 1) * 8, k = k_step * 16 + 2 * t + (r >> 1) * 8;
-      bool real_row = row < x.count;
-      float a = feature(x, row, slice * DIMS + k), b = feature(x, row, slice * DIMS + k + 1);
-      u32 planes[PLANES];
-      split(planes, real_row ? (a - centre[k]) * scale : 0.0f, real_row ? (b - centre[k + 1]) * scale : 0.0f);
-      UNROLL for (int plane = 0; plane < PLANES; plane++) maker.x[plane][k_step][r] = planes[plane];
-    }
-}
 #if SLICED
 DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice, i32 thread) {
   Features x = features_x(p, s);
@@ -379,12 +383,11 @@ DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice
 #endif
 #endif
 
-DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, i32 first, i32 thread) {
+DEVICE CostMaker open_costs(const Params& p, const Strip& s, i32 first, i32 thread) {
   CostMaker maker;
   maker.bad = false;
 #if MODE == 3
 #if !SLICED
-  load_x_fragments(maker, features_x(p, s), s, frame.centre, frame_scale(frame), 0, thread);
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -476,20 +479,24 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     group_barrier(COST_BARRIER, GROUP);
     set_centre(shared.centre, p, s, slice, thread);
     group_barrier(COST_BARRIER, GROUP);
-    load_x_fragments(maker, features_x(p, s), s, shared.centre, frame_factor, slice, thread);
+    stage_x(shared.x, p, s, shared.centre, frame_factor, slice, thread);
+    const PlaneRow* x_planes = shared.x;
     maker.next = fetch_rows(y, tile * 32, slice, thread);
     stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
 #else
   {
+    const PlaneRow* x_planes = frame.x;
     stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
     if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
 #endif
     group_barrier(COST_BARRIER, GROUP);
-    UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
-      // Lane l points ldmatrix at row l % 8 of matrix l / 8: columns 0-7 and 8-15 of the pair, features 0-7 and 8-15.
+    UNROLL_BY(2) for (int k_step = 0; k_step < K_STEPS; k_step++) {
+      // Lane l points ldmatrix at row l % 8 of matrix l / 8. For x: rows 0-7 and 8-15, features 0-7 and 8-15. For y:
+      // features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
       u32 a[PLANES][4], b[PLANES][COLUMN_TILES / 2][4];
       UNROLL for (int plane = 0; plane < PLANES; plane++) {
-        UNROLL for (int r = 0; r < 4; r++) a[plane][r] = maker.x[plane][k_step][r];
+        load_matrices(a[plane], &x_planes[plane * STRIP_ROWS + (warp % ROW_TILES) * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                         [k_step * 16 + (matrix >> 1) * 8]);
         UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++)
           load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
                                                  [k_step * 16 + (matrix & 1) * 8]);
@@ -564,7 +571,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
+    CostMaker maker = open_costs(p, s, tile, thread);
     make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
     block_barrier();
     for (i32 chunk = begin; chunk <= finish; chunk++) {
@@ -585,7 +592,6 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
   if (s.index == 0 && lane == 0) w.above = one();
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
-  // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
   const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
   RowWord ahead{};
@@ -607,14 +613,23 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
       wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
       if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
       warp_barrier();
-      UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
-        const EightSteps ahead8 = read_ahead(costs + part + eight, shared.top + eight);
-        UNROLL for (i32 k = 0; k < 8; k++) {
-          advance(w, ahead8.cost[k].row, ahead8.top[k], [](int, const Terms&, real) {});
-          if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
+      // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
+      auto walk = [&](auto last_strip) {
+        UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
+          const EightSteps ahead8 = read_ahead(costs + part + eight, shared.top + eight);
+          UNROLL for (i32 k = 0; k < 8; k++) {
+            advance(w, ahead8.cost[k].row, ahead8.top[k], [](int, const Terms&, real) {});
+            if (decltype(last_strip)::value) {
+              if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
+            } else {
+              if (lane == 31) shared.bottom[eight + k] = row_of(w, LANE_ROWS - 1);
+            }
+          }
+          if (eight & 8) renormalize(w);
         }
-        if (eight & 8) renormalize(w);
-      }
+      };
+      if (s.is_last) walk(Yes{});
+      else walk(No{});
       warp_barrier();
       i32 column = base + part + lane - (STRIP_ROWS - 1);
       if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
@@ -638,13 +653,14 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 
 // ---- backward
 #define KEEP_LEFT BANDED
+struct alignas(8 * LANE_ROWS) LaneShares { float up[LANE_ROWS], diagonal[LANE_ROWS]; };
 struct GradShared {
 #if MODE == 3
-  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
-  alignas(16) PlaneRow y[PLANES * 32];
 #if SLICED
+  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
   float centre[DIMS];
 #endif
+  alignas(16) PlaneRow y[PLANES * 32];
 #elif MODE == 1
   float x[STRIP_ROWS][DIMS];
   float y[32][DIMS];
@@ -656,9 +672,8 @@ struct GradShared {
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
-  alignas(16) LaneReals up[SHARE_SLOTS][32][32];
-  alignas(16) LaneReals diagonal[SHARE_SLOTS][32][32];
-  alignas(16) LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
+  LaneShares shares[SHARE_SLOTS][32][32];
+  LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
   Frame frame;
   CostShared making;
   GradShared grads;
@@ -706,13 +721,6 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)  // 8 features each, per warp
 #define GY_TILES (DIMS / 16)
 #define FOUR_TILES (GX_TILES < 4 ? GX_TILES : 4)
-DEVICE void stage_x(GradShared& shared, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
-  Features x = features_x(p, s);
-  UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
-    RowBlock block = fetch_rows(x, s.first_row + half * 32, slice, thread);
-    stage_rows(shared.x + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, centre, scale, nullptr, nullptr, slice, thread);
-  }
-}
 #endif
 
 // -- gX
@@ -727,13 +735,12 @@ struct GradX {
 #endif
 };
 
-DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 thread) {
+DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i32 thread) {
   GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
-  stage_x(shared, p, s, frame.centre, frame_scale(frame), 0, thread);
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
@@ -783,7 +790,7 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
     meet_for_gradients();  // both groups are done with the slice before
     set_centre(shared.centre, p, s, slice, thread);
     meet_for_gradients();
-    stage_x(shared, p, s, shared.centre, frame_scale(frame), slice, thread);
+    stage_x(shared.x, p, s, shared.centre, frame_scale(frame), slice, thread);
     float sum[GX_TILES][4];
     UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0.0f;
 #else
@@ -979,10 +986,15 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
         UNROLL for (int i = 0; i < GY_TILES; i++)
           old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
     meet_for_gradients();
+#if SLICED
+    const PlaneRow* x_planes = shared.x;
+#else
+    const PlaneRow* x_planes = frame.x;
+#endif
     if (p.grad_y) {  // gY = E' X: k runs over rows
       float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
       UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
-      UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
+      UNROLL_BY(2) for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
         u32 e_columns[ALIGN_PLANES][4], b[PLANES][GY_TILES / 2][4];
         UNROLL for (int r = 0; r < 4; r++) {
           i32 column = column_tile + g + (r & 1) * 8, row = k_step * 16 + 2 * t + (r >> 1) * 8;
@@ -994,7 +1006,7 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
         }
         UNROLL for (int plane = 0; plane < PLANES; plane++)
           UNROLL for (int pair = 0; pair < GY_TILES / 2; pair++)
-            load_matrices_transposed(b[plane][pair], &shared.x[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+            load_matrices_transposed(b[plane][pair], &x_planes[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                               [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
         multiply(c, cross, e_columns, b);
       }
@@ -1106,16 +1118,16 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         UNROLL_BY(1) for (i32 eight = 0; eight < 32; eight += 8) {
           const EightSteps ahead8 = read_ahead(costs + eight, shared.top + eight);
           UNROLL for (i32 k = 0; k < 8; k++) {
-            LaneReals su, sl, sd;
+            LaneShares share_of_rows;
+            LaneReals left_of_rows;
             advance(w, ahead8.cost[k].row, ahead8.top[k], [&](int q, const Terms& t, real sum) {
               Shares share = shares_of(t, sum);
-              su.row[q] = share.up;
-              sl.row[q] = share.left;
-              sd.row[q] = share.diagonal;
+              share_of_rows.up[q] = share.up;
+              share_of_rows.diagonal[q] = share.diagonal;
+              left_of_rows.row[q] = share.left;
             });
-            shared.up[at][eight + k][lane] = su;
-            if (KEEP_LEFT) shared.left[at][eight + k][lane] = sl;
-            shared.diagonal[at][eight + k][lane] = sd;
+            shared.shares[at][eight + k][lane] = share_of_rows;
+            if (KEEP_LEFT) shared.left[at][eight + k][lane] = left_of_rows;
           }
           if (eight & 8) renormalize(w);
         }
@@ -1154,16 +1166,16 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         warp_barrier();
         Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
         auto sweep_eight = [&](auto with_end, i32 eight) {
-          LaneReals su8[8], sl8[8], sd8[8];
+          LaneShares shares8[8];
+          LaneReals left8[8];
           Flow in8[8];
           UNROLL for (int k = 0; k < 8; k++) {
-            su8[k] = shared.up[at][eight + k][lane];
-            if (KEEP_LEFT) sl8[k] = shared.left[at][eight + k][lane];
-            sd8[k] = shared.diagonal[at][eight + k][lane];
+            shares8[k] = shared.shares[at][eight + k][lane];
+            if (KEEP_LEFT) left8[k] = shared.left[at][eight + k][lane];
             in8[k] = shared.flow_in[eight + k];
           }
           UNROLL for (i32 k = 7; k >= 0; k--) {
-            const LaneReals &su = su8[k], &sl = sl8[k], &sd = sd8[k];
+            const LaneShares& share = shares8[k];
             Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0.0f};
             if (lane == 31) in = in8[k];
             LaneReals e;
@@ -1174,9 +1186,9 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
               e.row[q] = left[q] + from_diagonal + from_up;
               if (decltype(with_end)::value && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
               diagonal_before[q] = diagonal[q];
-              up[q] = e.row[q] * su.row[q];
-              diagonal[q] = e.row[q] * sd.row[q];
-              left[q] = KEEP_LEFT ? e.row[q] * sl.row[q] : e.row[q] - up[q] - diagonal[q];
+              up[q] = e.row[q] * share.up[q];
+              diagonal[q] = e.row[q] * share.diagonal[q];
+              left[q] = KEEP_LEFT ? e.row[q] * left8[k].row[q] : e.row[q] - up[q] - diagonal[q];
             }
             diagonal_in = in.diagonal;
             *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
@@ -1198,7 +1210,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     const i32 begin = last_tile(s), lowest = first_tile(s);
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
+    CostMaker maker = open_costs(p, s, tile, thread);
     const i32 needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
     for (; tile >= lowest && tile >= needed; tile--) {
       make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
@@ -1214,7 +1226,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     }
   } else if (duty.role == GRAD_X) {
     const float factor = ((const float*)p.grad)[s.pair];
-    GradX maker = open_grad_x(p, s, shared.frame, shared.grads, thread);
+    GradX maker = open_grad_x(p, s, shared.grads, thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
