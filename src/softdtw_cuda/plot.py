@@ -85,9 +85,7 @@ def plot_alignment(
     left = figure.add_subplot(grid[1, 0], sharey=image)
     top = figure.add_subplot(grid[0, 1], sharex=image)
 
-    drawn = image.imshow(
-        np.clip(alignment, 0, 1) ** exponent, cmap=cmap, vmin=0, vmax=1, aspect="auto"
-    )
+    drawn = image.imshow(np.clip(alignment, 0, 1) ** exponent, cmap=cmap, vmin=0, vmax=1, aspect="auto")
     if path:
         image.plot(alignment.argmax(1), np.arange(len(alignment)), color=_ORANGE, lw=1.2)
     image.tick_params(labelleft=False, left=False)
@@ -176,7 +174,7 @@ def plot_barycenter(
     def steps(one: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.linspace(0, 1, len(one)) if stretch else np.arange(len(one))
 
-    alpha = max(0.25, 0.9 - 0.05 * len(series))
+    alpha = max(0.35, 0.9 - 0.05 * len(series))
     for k, one in enumerate(series):
         name = f"{len(series)} series" if k == 0 else None
         ax.plot(steps(one), one[:, feature], color=_GREY, lw=0.8, alpha=alpha, label=name)

@@ -1,0 +1,73 @@
+"""Every example runs, shows what it says it shows, and leaves a picture."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALLER = {
+    "alignment": [],
+    "barycenter": ["--iterations", "30"],
+    "classification": ["--test", "60"],
+    "forecasting": ["--steps", "400"],
+    "speech_training": ["--steps", "25"],
+}
+
+
+def numbers(output: str, pattern: str) -> list[float]:
+    found = re.search(pattern, output, re.MULTILINE)
+    assert found is not None, output
+    return [float(group) for group in found.groups()]
+
+
+def check(name: str, output: str) -> None:
+    """A small run still has to show what the example is about."""
+    if name == "alignment":
+        sharp, soft = (numbers(output, rf"^ +{gamma} +\S+ +(\d+)")[0] for gamma in (r"0\.001", "1"))
+        assert 120 <= sharp < soft / 2  # cells that paths visit; no path has fewer than the longer series
+    elif name == "barycenter":
+        (washed_out,) = numbers(output, r"Euclidean mean +([\d.]+)")
+        (sharp,) = numbers(output, r"Soft-DTW 0\.1 +([\d.]+)")
+        assert washed_out < 0.7
+        assert 0.95 < sharp < 1.1  # as high as the waves themselves
+    elif name == "classification":
+        (euclidean,) = numbers(output, r"Euclidean distance: +([\d.]+) %")
+        (warped,) = numbers(output, r"Soft-DTW barycenter.*: +([\d.]+) %")
+        assert warped >= 85
+        assert warped > euclidean
+    elif name == "forecasting":
+        (ramp,) = numbers(output, r"^squared error .* ([\d.]+)x$")
+        (jump,) = numbers(output, r"^Soft-DTW .* ([\d.]+)x$")
+        assert jump > 2 * ramp
+    else:
+        first, last = numbers(output, r"loss ([\d.]+) -> ([\d.]+)")
+        assert last < 0.4 * first
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SMALLER, "demo"}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_example(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "pictures"
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--out", str(folder), *SMALLER[name]],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert result.returncode == 0, result.stderr
+    picture = folder / f"{name}.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+    assert f"picture: {picture}" in result.stdout
+    check(name, result.stdout)
