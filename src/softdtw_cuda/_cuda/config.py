@@ -67,6 +67,14 @@ class Kernel:
     whole: bool = False
     forward_blocks: int = 1
 
+    def __hash__(self) -> int:
+        # Looked up several times per call; a dataclass would hash its dozen fields each time.
+        value: int | None = self.__dict__.get("_hash")
+        if value is None:
+            value = hash(tuple(v for k, v in self.__dict__.items() if k != "_hash"))
+            self.__dict__["_hash"] = value
+        return value
+
     @property
     def strip_rows(self) -> int:
         return 32 * self.lane_rows
@@ -165,7 +173,7 @@ def _cost_making_shared(k: Kernel) -> int:
 def _forward_shared(k: Kernel) -> int:
     state = 2 * (8 if k.wide else 4)
     if k.source == "inline":
-        return _aligned(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0))
+        return _aligned(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     ring = (k.lane_rows + 2) * 32 * stride * 4
     return ring + _cost_making_shared(k) + 64 * state + 16
@@ -181,7 +189,7 @@ def _backward_shared(k: Kernel) -> int:
             size += k.checkpoint // k.subwalk * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
             size += (k.strip_rows + k.checkpoint) * 4
-        return _aligned(size)
+        return _aligned(size + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     chunks = k.checkpoint // 32
     size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
@@ -252,7 +260,7 @@ def choose(
     rows = 2 if roomy and not short else 1
     if not mode_is_cost and d == 1:
         kernel = Kernel(
-            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=64, subwalk=32, handoff=32
+            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=48, subwalk=48, handoff=32
         )
         return Plan(kernel, wide)
     checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32
@@ -357,7 +365,9 @@ def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
     row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
     more_rows = rows + batch * row_bytes
     filled = more_rows + (batch * row_bytes if plan.redo is None else 0)
-    return Layout(16, ready, turns, rows, row_bytes, more_rows, row_bytes, filled, 0, 0, filled)
+    return Layout(
+        16, ready, turns, rows, row_bytes, more_rows, row_bytes, filled, 0, 0, (filled + 15) // 16 * 16
+    )
 
 
 def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:

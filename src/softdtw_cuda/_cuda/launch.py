@@ -8,6 +8,7 @@ at once.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ class Gpu:
         self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
         self._loading = threading.Lock()
         self._launch_kernel: Any = None
+        self._fill: Any = None
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -49,28 +51,42 @@ class Gpu:
         """The same, cleared."""
         return torch.zeros(shape, dtype=dtype, device=device)
 
+    def fill_with_ones(self, buffer: Tensor, count: int) -> None:
+        """Sets the first `count` bytes (a multiple of 4) to 255, on the current stream."""
+        if self._fill is None:
+            buffer[:count].fill_(255)  # before the driver's bindings are loaded
+        else:
+            self._on_device(buffer.device.index, self._fill, buffer.data_ptr(), 0xFFFFFFFF, count // 4)
+
     def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
         """Queues a kernel on torch's current stream of `device`."""
         index: int = device.index
         loaded = self._loaded.get((kernel, index)) or self._load(kernel, index)
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        arguments = ctypes.c_void_p(ctypes.addressof(params))
         if backward:
             handle, threads, shared = loaded.backward, kernel.backward_threads, kernel.backward_shared
         else:
             handle, threads, shared = loaded.forward, kernel.forward_threads, kernel.forward_shared
+        self._on_device(
+            index, self._launch_kernel, handle, blocks, 1, 1, threads, 1, 1, shared, ctypes.addressof(arguments)
+        )
+
+    def _on_device(self, index: int, call: Any, *arguments: Any) -> None:
+        """Calls the driver with torch's current stream of device `index`, in that device's context."""
         stream = torch._C._cuda_getCurrentRawStream(index)
-        here = torch.cuda.current_device()
+        here = torch._C._cuda_getDevice()
         if here != index:
-            torch.cuda.set_device(index)
+            torch._C._cuda_setDevice(index)
         try:
-            (status,) = self._launch_kernel(
-                handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), 0
-            )
+            if call is self._fill:
+                (status,) = call(*arguments, stream)
+            else:
+                (status,) = call(*arguments[:-1], stream, arguments[-1], 0)
         finally:
             if here != index:
-                torch.cuda.set_device(here)
+                torch._C._cuda_setDevice(here)
         if status:
-            raise RuntimeError(f"softdtw_cuda: launching {kernel.source} failed: {status}")
+            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch: {status}")
 
     def _load(self, kernel: Kernel, index: int) -> _Loaded:
         with self._loading:
@@ -101,6 +117,7 @@ class Gpu:
                         )
                     handles.append(int(handle))
             self._launch_kernel = driver.cuLaunchKernel
+            self._fill = driver.cuMemsetD32Async
             made = _Loaded(module, handles[0], handles[1])
             self._loaded[kernel, index] = made
             return made
@@ -113,10 +130,24 @@ def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
     return min(batch * kernel.strips(n), _REDO_BLOCKS_PER_PROCESSOR * config.weakest_device().processors)
 
 
-def base_params(
-    kernel: Kernel, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, layout: Layout, pairs: int
-) -> Params:
-    """Arguments that depend on shapes alone; `pairs` is the address of the saved part of the state."""
+class _Call(NamedTuple):
+    """What depends on shapes alone, kept from call to call: layouts, and `Params` with everything but addresses."""
+
+    forward: Layout
+    backward: Layout
+    main: bytes
+    blocks: int
+    redo_blocks: int
+    main_bounds: int
+    redo_bounds: int
+
+
+@functools.lru_cache(maxsize=256)
+def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> _Call:
+    forward = config.forward_layout(plan, batch, n, m, bandwidth, save)
+    backward = config.backward_layout(plan, batch, n, m)
+
+    kernel = plan.main
     p = Params()
     p.batch, p.n, p.m, p.d = batch, n, m, d
     p.bandwidth = bandwidth if bandwidth >= 0 else n + m
@@ -126,14 +157,23 @@ def base_params(
     p.tiles = (m + TILE - 1) // TILE
     p.scale = _LOG2_E / gamma
     p.unscale = gamma * _LN_2
-    p.pair_bytes = layout.pair_bytes
-    p.states = pairs
-    p.bounds = pairs + kernel.states_bytes(n, m, bandwidth)
-    return p
+    p.pair_bytes = forward.pair_bytes
+    redo = plan.redo or plan.main
+    return _Call(
+        forward,
+        backward,
+        bytes(p),
+        batch * plan.main.strips(n),
+        _redo_blocks(redo, batch, n),
+        plan.main.states_bytes(n, m, bandwidth),
+        redo.states_bytes(n, m, bandwidth),
+    )
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
+    if tensor.is_contiguous():
+        return tensor
     _, rows, columns = tensor.shape
     strides = tensor.stride()
     if (columns == 1 or strides[2] == 1) and (rows == 1 or strides[1] == columns):
@@ -141,12 +181,22 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
+def _batch_stride(tensor: Tensor) -> int:
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+
+
 def _aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and _batch_stride(tensor) * tensor.element_size() % 16 == 0
 
 
-def _batch_stride(tensor: Tensor) -> int:
-    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+def _set_inputs(p: Params, x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None) -> None:
+    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
+    if y is not None:
+        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
+    if x_lengths is not None:
+        p.x_lengths = x_lengths.data_ptr()
+    if y_lengths is not None:
+        p.y_lengths = y_lengths.data_ptr()
 
 
 def _forward(
@@ -164,31 +214,25 @@ def _forward(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     device = x.device
-    wide_type = torch.float64 if x.dtype == torch.float64 else torch.float32
-    value = gpu.empty(batch, wide_type, device)
-    layout = config.forward_layout(plan, batch, n, m, bandwidth, save)
+    call = _call(plan, batch, n, m, d, gamma, bandwidth, save)
+    layout = call.forward
+    value = gpu.empty(batch, torch.float64 if x.dtype == torch.float64 else torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
-    buffer[: layout.filled].fill_(255)
+    gpu.fill_with_ones(buffer, layout.filled)
     base = buffer.data_ptr()
-    kernel = plan.main
-    p = base_params(kernel, batch, n, m, d, gamma, bandwidth, layout, base + layout.pairs)
-    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
-    if y is not None:
-        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
-    p.x_lengths = None if x_lengths is None else x_lengths.data_ptr()
-    p.y_lengths = None if y_lengths is None else y_lengths.data_ptr()
+    p = Params.from_buffer_copy(call.main)
+    _set_inputs(p, x, y, x_lengths, y_lengths)
     p.value = value.data_ptr()
+    p.states, p.bounds = base + layout.pairs, base + layout.pairs + call.main_bounds
     p.tickets, p.health, p.ready = base, base + layout.health, base + layout.ready
     p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
     p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
     p.save = save
-    blocks = batch * kernel.strips(n)
-    gpu.run(kernel, False, p, blocks, device)
+    gpu.run(plan.main, False, p, call.blocks, device)
     if plan.redo is not None:
-        redo = plan.redo
-        p.strips, p.redo, p.save = redo.strips(n), 1, 0
+        p.strips, p.redo, p.save = plan.redo.strips(n), 1, 0
         p.tickets = base + 4
-        gpu.run(redo, False, p, _redo_blocks(redo, batch, n), device)
+        gpu.run(plan.redo, False, p, call.redo_blocks, device)
     return value, buffer if save else buffer.new_empty(0)
 
 
@@ -211,62 +255,50 @@ def _backward(
     grad_y: Tensor | None,
 ) -> None:
     device = x.device
-    saved = config.forward_layout(plan, batch, n, m, bandwidth, True)
-    layout = config.backward_layout(plan, batch, n, m)
-    grad = grad.to(value.dtype).contiguous()
-    buffer = gpu.empty(layout.total, torch.uint8, device)
-    buffer[: layout.filled].fill_(255)
+    call = _call(plan, batch, n, m, d, gamma, bandwidth, True)
+    saved, layout = call.forward, call.backward
+    if grad.dtype != value.dtype or not grad.is_contiguous():
+        grad = grad.to(value.dtype).contiguous()
+    # The second walk of the redo writes values again; they go behind the scratch.
+    value_bytes = 8 * batch if plan.redo is not None else 0
+    buffer = gpu.empty(layout.total + value_bytes, torch.uint8, device)
+    gpu.fill_with_ones(buffer, layout.filled)
     base, state_base = buffer.data_ptr(), state.data_ptr()
-    kernel = plan.main
     pairs = state_base + saved.pairs
-    p = base_params(kernel, batch, n, m, d, gamma, bandwidth, saved, pairs)
-    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
-    if y is not None:
-        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
-    p.x_lengths = None if x_lengths is None else x_lengths.data_ptr()
-    p.y_lengths = None if y_lengths is None else y_lengths.data_ptr()
+    p = Params.from_buffer_copy(call.main)
+    _set_inputs(p, x, y, x_lengths, y_lengths)
     p.grad, p.value = grad.data_ptr(), value.data_ptr()
+    p.states, p.bounds = pairs, pairs + call.main_bounds
     sums = []
     if grad_x is not None:
         p.grad_x = p.sum_x = grad_x.data_ptr()
         p.grad_x_wide = grad_x.dtype == torch.float32
-        if grad_x.dtype in (torch.float16, torch.bfloat16) and y is not None:
+        if grad_x.element_size() == 2 and y is not None:
             sums.append(gpu.empty(grad_x.shape, torch.float32, device))
             p.sum_x = sums[-1].data_ptr()
     if grad_y is not None:
         p.grad_y = p.sum_y = grad_y.data_ptr()
         p.grad_y_wide = grad_y.dtype == torch.float32
-        if grad_y.dtype in (torch.float16, torch.bfloat16):
+        if grad_y.element_size() == 2:
             sums.append(gpu.empty(grad_y.shape, torch.float32, device))
             p.sum_y = sums[-1].data_ptr()
     p.tickets, p.health, p.turns = base, state_base + saved.health, base + layout.turns
     p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
     p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
-    blocks = batch * kernel.strips(n)
-    gpu.run(kernel, True, p, blocks, device)
+    gpu.run(plan.main, True, p, call.blocks, device)
     if plan.redo is not None:
-        redo = plan.redo
-        q = base_params(redo, batch, n, m, d, gamma, bandwidth, saved, pairs)
-        for name in _SAME_IN_REDO:
-            setattr(q, name, getattr(p, name))
-        q.redo = 1
-        q.more_rows, q.more_row_bytes = state_base + saved.rows, saved.row_bytes
-        blocks = _redo_blocks(redo, batch, n)
         # The forward's second walk kept nothing: walk once more with wide states in the pair's own place.
-        q.save, q.tickets, q.ready = 1, base + 4, base + layout.ready
-        turns, q.turns = q.turns, None
-        value_again = gpu.empty(batch, value.dtype, device)
-        q.value = value_again.data_ptr()
-        gpu.run(redo, False, q, blocks, device)
-        q.save, q.tickets, q.ready, q.turns = 0, base + 8, base + layout.ready + 4 * batch, turns
-        q.value = value.data_ptr()
-        gpu.run(redo, True, q, blocks, device)
-
-
-_SAME_IN_REDO = (
-    "x x_stride y y_stride x_lengths y_lengths grad value grad_x grad_y sum_x sum_y grad_x_wide grad_y_wide "
-    "health turns rows row_bytes"
-).split()
+        p.strips, p.redo, p.save = plan.redo.strips(n), 1, 1
+        p.checkpoints = plan.redo.checkpoints(m, bandwidth)
+        p.bound_columns = plan.redo.bound_columns(m, bandwidth)
+        p.bounds = pairs + call.redo_bounds
+        p.more_rows, p.more_row_bytes = state_base + saved.rows, saved.row_bytes
+        p.tickets, p.ready, p.turns = base + 4, base + layout.ready, None
+        p.value = base + layout.total
+        gpu.run(plan.redo, False, p, call.redo_blocks, device)
+        p.tickets, p.ready, p.turns = base + 8, base + layout.ready + 4 * batch, base + layout.turns
+        p.value, p.save = value.data_ptr(), 0
+        gpu.run(plan.redo, True, p, call.redo_blocks, device)
 
 
 def fused_forward(

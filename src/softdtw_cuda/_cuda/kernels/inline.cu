@@ -132,7 +132,7 @@ DEVICE EightSteps read_ahead(const StoredState* top, const float* y_at, i32 step
 #endif
 
 // ---- forward
-struct alignas(16) ForwardShared {
+struct alignas(64) ForwardShared {
   StoredState top[32], bottom[32];
 #if MODE == 2
   float y[STRIP_ROWS + 32];  // the columns that a chunk can touch
@@ -172,7 +172,6 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, start + lane);
   if (wanted) ahead = load_word(row_in, start + lane);
   for (i32 base = start; base <= last_step(s); base += 32) {
-    if (p.save && base % CHECKPOINT == 0) store_walker(saved_state(p, s, base / CHECKPOINT), w);
 #if MODE == 2
     warp_barrier();
     // Slide the window of y by 32 columns; shared.y[STRIP_ROWS] is column `base`.
@@ -204,10 +203,12 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
       auto walk = [&](auto last_strip) {
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
-          const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, base + part + eight);
+          const i32 step = base + part + eight;
+          if (p.save && step % CHECKPOINT == 0 && step <= last_step(s)) store_walker(saved_state(p, s, step / CHECKPOINT), w);
+          const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, step);
           UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
             real cost[LANE_ROWS];
-            STEP_COSTS(cost, ahead8, k, base + part + eight + k);
+            STEP_COSTS(cost, ahead8, k, step + k);
             advance(w, cost, TOP(ahead8, k, shared.top + eight), [](int, const Terms&, real) {});
             if (decltype(last_strip)::value) {
               if (lane == leaving / LANE_ROWS) shared.bottom[eight + k] = row_of(w, leaving % LANE_ROWS);
@@ -279,7 +280,7 @@ KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
 #define KEEP_LEFT (BANDED || WIDE)
 struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], diagonal[LANE_ROWS]; };
 struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
-struct alignas(16) BackwardShared {
+struct alignas(64) BackwardShared {
   LaneShares shares[SUBWALK][32];
   LeftShares left[KEEP_LEFT ? SUBWALK : 1][32];
   Flow flow_in[SUBWALK], flow_out[SUBWALK];

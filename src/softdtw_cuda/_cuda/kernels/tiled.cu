@@ -694,8 +694,8 @@ DEVICE i32 share_slot(i32 order, i32 sub) {
 #endif
 }
 
-// ---- gradients of the tile that the sweep has just completed: gX by one group of 128 threads, gY by another, which also
-// brings the tile's y to shared memory for both
+// ---- gradients of the tile that the sweep has just completed: gX by one group of 128 threads, which also brings the
+// tile's y to shared memory, gY by another
 DEVICE float align_at(const Step* ring, i32 start, i32 row, i32 column) {
   return ring[ring_step(start, column + row, ALIGN_CHUNKS)][row];
 }
@@ -730,20 +730,24 @@ struct GradX {
   float sum[GX_TILES][4];
 #endif
   float row_sum[2];
+  RowBlock next;  // y of the next tile
 #elif MODE == 1
   float sum[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
+  DirectRows next;
 #endif
 };
 
-DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i32 thread) {
+DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i32 first, i32 thread) {
   GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
+  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
+  maker.next = fetch_direct(features_y(p, s), first, thread);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) {
       maker.sum[q][k] = 0.0f;
@@ -755,8 +759,11 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i3
 }
 
 #if MODE == 1
-DEVICE void make_grad_x(GradX& maker, const Params& p, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
+DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  Features y = features_y(p, s);
+  stage_direct(shared.y, maker.next, y, thread);
+  if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
   meet_for_gradients();
   if (!p.grad_x) return;
   UNROLL_BY(2) for (int c = 0; c < 8; c++) {
@@ -775,6 +782,11 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
+  Features y = features_y(p, s);
+#if !SLICED
+  stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+  if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
+#endif
   u32 e_rows[2][ALIGN_PLANES][4];
   UNROLL for (int k_step = 0; k_step < 2; k_step++)
     UNROLL for (int r = 0; r < 4; r++) {
@@ -790,7 +802,9 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
     meet_for_gradients();  // both groups are done with the slice before
     set_centre(shared.centre, p, s, slice, thread);
     meet_for_gradients();
+    maker.next = fetch_rows(y, tile * 32, slice, thread);
     stage_x(shared.x, p, s, shared.centre, frame_scale(frame), slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
     float sum[GX_TILES][4];
     UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0.0f;
 #else
@@ -907,33 +921,12 @@ DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) 
 }
 #endif
 
-struct GradY {
-#if MODE == 3
-  RowBlock next;
-#elif MODE == 1
-  DirectRows next;
-#endif
-};
-
-DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 first, i32 thread) {
-  GradY maker;
-#if MODE == 3 && !SLICED
-  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
-#elif MODE == 1
-  maker.next = fetch_direct(features_y(p, s), first, thread);
-#endif
-  return maker;
-}
-
 #if MODE == 1
 #define FEATURES_PER_WARP (DIMS / 4)
-DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, GradShared& shared, const Step* ring,
+DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neighbours, GradShared& shared, const Step* ring,
                         i32 tile, float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32, first_feature = warp * FEATURES_PER_WARP;
-  Features y = features_y(p, s);
-  stage_direct(shared.y, maker.next, y, thread);
-  if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
   const Turn turn = turn_of(neighbours, tile);
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
   float old[FEATURES_PER_WARP], own[FEATURES_PER_WARP], sum[FEATURES_PER_WARP];
@@ -952,25 +945,20 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
     if (first_feature + i < p.d && lane < columns) put_gy(p, turn, at + first_feature + i, old[i] + 2.0f * factor * sum[i]);
 }
 #elif MODE == 3
-DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame, GradShared& shared,
+DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame, GradShared& shared,
                         const Step* ring, i32 tile, float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
   const i32 column_tile = (warp & 1) * 16, first_feature_tile = (warp >> 1) * GY_TILES;
   const Turn turn = turn_of(neighbours, tile);
-  Features y = features_y(p, s);
 #if SLICED
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
-    maker.next = fetch_rows(y, tile * 32, slice, thread);
     meet_for_gradients();
-    meet_for_gradients();  // the centre of this slice is set
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    meet_for_gradients();  // as the other group does
 #else
   {
     const i32 slice = 0;
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
-    if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
 #endif
     // What the strips below have summed, asked for before the products and used after them.
     Pair old[2][GY_TILES];
@@ -1037,8 +1025,8 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
 }
 #endif
 
-// Which warp does what. Warp w runs on scheduler w % 4; the walk is the longest chain, so it shares its scheduler with
-// nothing but the porter.
+// Which warp does what. Warp w runs on scheduler w % 4; roles are dealt out so that each scheduler issues about as many
+// instructions per slot, with the two walks, the longest chains, on schedulers of their own.
 #define BACKWARD_THREADS (32 * 16)
 enum Role { RECOMPUTE, SWEEP, COSTS, GRAD_X, GRAD_Y, PORTER, IDLE };
 struct Duty { Role role; i32 member; };
@@ -1047,19 +1035,19 @@ DEVICE Duty duty_of(i32 warp) {
     case 0: return Duty{RECOMPUTE, 0};
     case 1: return Duty{SWEEP, 0};
     case 2: return Duty{COSTS, 0};
-    case 3: return Duty{COSTS, 1};
+    case 3: return Duty{COSTS, 2};
     case 4: return Duty{PORTER, 0};
-    case 5: return Duty{GRAD_X, 0};
-    case 6: return Duty{GRAD_X, 1};
-    case 7: return Duty{GRAD_X, 2};
-    case 8: return Duty{COSTS, 2};
+    case 5: return Duty{GRAD_X, 1};
+    case 6: return Duty{COSTS, 1};
+    case 7: return Duty{COSTS, 3};
+    case 8: return Duty{GRAD_X, 0};
     case 9: return Duty{GRAD_Y, 0};
-    case 10: return Duty{GRAD_Y, 1};
-    case 11: return Duty{GRAD_Y, 2};
+    case 10: return Duty{GRAD_X, 2};
+    case 11: return Duty{GRAD_X, 3};
     case 12: return Duty{IDLE, 0};
-    case 13: return Duty{COSTS, 3};
-    case 14: return Duty{GRAD_X, 3};
-    default: return Duty{GRAD_Y, 3};
+    case 13: return Duty{GRAD_Y, 3};
+    case 14: return Duty{GRAD_Y, 1};
+    default: return Duty{GRAD_Y, 2};
   }
 }
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
@@ -1226,7 +1214,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     }
   } else if (duty.role == GRAD_X) {
     const float factor = ((const float*)p.grad)[s.pair];
-    GradX maker = open_grad_x(p, s, shared.grads, thread);
+    GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
@@ -1234,7 +1222,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 0, thread);
 #elif MODE == 1
-        make_grad_x(maker, p, shared.grads, shared.align, tile, thread);
+        make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
         make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), thread);
 #endif
@@ -1245,7 +1233,6 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   } else if (duty.role == GRAD_Y) {
     const float factor = ((const float*)p.grad)[s.pair];
     const Neighbours neighbours = neighbours_of(p, s);
-    GradY maker = open_grad_y(p, s, last_tile(s), thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
@@ -1253,9 +1240,9 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
-        make_grad_y(maker, p, s, neighbours, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(p, s, neighbours, shared.grads, shared.align, tile, factor, thread);
 #else
-        make_grad_y(maker, p, s, neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(p, s, neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
 #endif
       }
       block_barrier();
