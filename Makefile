@@ -42,7 +42,7 @@ gpu-test:
 	PYTHONPATH=src $$python -m pytest -m gpu
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.error_budget $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -1,0 +1,185 @@
+"""The benchmarks: time, memory and accuracy of Soft-DTW libraries side by side.
+
+python -m benchmarks                      every suite on the GPU if there is one, else on the CPU
+python -m benchmarks --quick              a minute's look
+python -m benchmarks run --suite paper --peer BGU=../sdtw-cuda-torch --peer Maghoumi=../pytorch-softdtw-cuda
+python -m benchmarks plot                 the plots, from the CSV files alone
+python -m benchmarks table                the tables as Markdown, from the CSV files alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import records, tables
+from .cases import SUITES, cases_of
+from .providers import Provider, from_checkout, installed
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK_RESULTS = ROOT / "output" / "benchmarks"
+PLOTS = ROOT / "docs" / "assets" / "benchmarks"
+
+
+def parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    main = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=formatter
+    )
+    commands = main.add_subparsers(dest="command", required=True)
+
+    suites = "\n".join(f"  {name:12s}{text}" for name, text in SUITES.items())
+    run = commands.add_parser(
+        "run", help="measure (the default)", description=f"Suites:\n{suites}", formatter_class=formatter
+    )
+    run.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), metavar="SUITE")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    run.add_argument("--quick", action="store_true", help="a small grid, written to output/benchmarks")
+    run.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="measure a checkout as well: the paper's library, Maghoumi's, pysdtw, tslearn, another version "
+        "of this library, or any folder with a benchmark_adapter.py; may be repeated",
+    )
+    run.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="only providers with TEXT in their name; may be repeated",
+    )
+    run.add_argument("--seconds", type=float, help="sampling time for each provider and case")
+    run.add_argument(
+        "--limit", type=float, help="seconds after which a provider's work on a case is given up"
+    )
+    run.add_argument("--threads", type=int, help="CPU threads")
+    run.add_argument("--output", type=Path, help="folder of the CSV files (benchmarks/results)")
+    run.add_argument("--no-progress", action="store_true", help="no progress bar")
+
+    plot = commands.add_parser("plot", help="draw PNG and SVG from the CSV files")
+    plot.add_argument("--results", type=Path, default=records.RESULTS, help="folder of the CSV files")
+    plot.add_argument("--output", type=Path, default=PLOTS, help="folder of the plots")
+
+    table = commands.add_parser(
+        "table",
+        help="print Markdown tables from the CSV files",
+        description=tables.__doc__,
+        formatter_class=formatter,
+    )
+    table.add_argument("--results", type=Path, default=records.RESULTS, help="folder of the CSV files")
+    table.add_argument(
+        "--write", type=Path, nargs="+", metavar="FILE", help="renew the tables in these documents"
+    )
+    return main
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command for the table, without the folders of this machine."""
+    shown = []
+    hide_next = False
+    for argument in arguments:
+        if hide_next:
+            shown.append(argument.split("=")[0] + "=PATH" if "=" in argument else "PATH")
+            hide_next = False
+        elif argument.startswith(("--peer=", "--output=")):
+            option, value = argument.split("=", 1)
+            shown.append(f"{option}={value.split('=')[0]}=PATH" if option == "--peer" else f"{option}=PATH")
+        else:
+            hide_next = argument in ("--peer", "--output")
+            shown.append(argument)
+    return " ".join(["python -m benchmarks", *shown])
+
+
+def choose_providers(peers: Sequence[str], only: Sequence[str] | None) -> list[Provider]:
+    found, missing = installed()
+    for line in missing:
+        if not any(peer.startswith(line.split()[0] + "=") for peer in peers):
+            print(line)
+    for peer in peers:
+        found += from_checkout(peer)
+    if only is not None:
+        found = [p for p in found if any(text.lower() in p.name.lower() for text in only)]
+    if not found:
+        raise ValueError(f"--only {' '.join(only or [])} leaves no provider.")
+    return found
+
+
+def run(options: argparse.Namespace, command: str) -> None:
+    from .runner import Runner, Settings
+
+    device = options.device
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    usual = {"cuda": (0.15, 10.0), "cpu": (1.0, 60.0)}[device]
+    if options.quick:
+        usual = (0.1, 15.0)
+    settings = Settings(
+        device=device,
+        seconds=options.seconds or usual[0],
+        limit=options.limit or usual[1],
+        threads=options.threads,
+        command=command,
+    )
+    folder = options.output or (QUICK_RESULTS if options.quick else records.RESULTS)
+    providers = choose_providers(options.peer, options.only)
+    cases = [case for suite in options.suite for case in cases_of(suite, device, options.quick)]
+    print(f"{len(cases)} cases on {device}: {', '.join(provider.name for provider in providers)}")
+    start = time.perf_counter()
+    with Runner(providers, settings) as runner:
+        rows = runner.run(cases, folder, progress=not options.no_progress)
+    show(rows)
+    failed = sum(row["status"] != "ok" for row in rows)
+    print(f"{len(rows)} rows, {failed} of them failures, in {time.perf_counter() - start:.0f} s: {folder}")
+
+
+def show(rows: Sequence[records.Row]) -> None:
+    """Every table that the rows can fill."""
+    for suite, device in dict.fromkeys((row["suite"], row["device"]) for row in rows):
+        here = [row for row in rows if (row["suite"], row["device"]) == (suite, device)]
+        metrics = {row["metric"] for row in here}
+        for metric in ("time", "memory", "memory per cell", "host time", "gradient error"):
+            if metric in metrics:
+                print(
+                    f"\n### {suite}: {metric}, {device}\n\n{tables.markdown(here, suite, metric, device)}",
+                    end="",
+                )
+    print()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse and run; 0, or 2 with a line about what is wrong with the arguments."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
+        given.insert(0, "run")
+    options = parser().parse_args(given)
+    try:
+        if options.command == "run":
+            run(options, command_line(given))
+            return 0
+        rows = records.read_folder(options.results)
+        if not rows:
+            raise ValueError(f"no results in {options.results}; measure first: python -m benchmarks run")
+        if options.command == "plot":
+            from .plots import draw_all
+
+            for path in draw_all(rows, options.output):
+                print(path)
+        elif options.write:
+            for path in tables.write(options.write, rows):
+                print(f"renewed {path}")
+        else:
+            show(rows)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

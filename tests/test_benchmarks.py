@@ -1,0 +1,379 @@
+"""The benchmark command: its table, its failures, its plots, and a small run of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import records, tables
+from benchmarks.__main__ import command_line, main
+from benchmarks.bounds import GPUS, least_seconds
+from benchmarks.cases import ACCURACY, SUITES, Case, cases_of
+from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
+from benchmarks.runner import Runner, Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = Case("paper", 2, 12, 12, 3)
+ADAPTERS = {
+    "right": "from softdtw_cuda import softdtw\n"
+    "def make_loss(case, device): return lambda x, y, *lengths: softdtw(x, y, gamma=case.gamma)",
+    "exits": "import os\ndef make_loss(case, device):\n"
+    "    if case.suite == 'start': return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))\n"
+    "    os._exit(7)",
+    "raises": "def make_loss(case, device):\n"
+    "    if case.suite == 'start': return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))\n"
+    "    raise ValueError('no such luck\\nsecond line')",
+    "needs too much": "import torch\ndef make_loss(case, device):\n"
+    "    if case.suite == 'start': return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))\n"
+    "    return lambda x, y, *lengths: x.sum((1, 2)) * torch.empty(1 << 60)[0]",
+    "sleeps": "import time\ndef make_loss(case, device):\n"
+    "    if case.suite != 'start': time.sleep(60)\n"
+    "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))",
+    "does not start": "raise RuntimeError('nothing to import')",
+    "prints": "def make_loss(case, device):\n"
+    '    print(\'{"status": "not an answer"}\')\n'
+    "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))",
+    "is wrong": "def make_loss(case, device):\n"
+    "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2))) * float('nan')",
+}
+
+
+def row(**changes: str) -> records.Row:
+    usual = dict.fromkeys(records.COLUMNS, "") | {
+        "suite": "lengths", "device": "Test Device", "provider": OURS_FUSED, "metric": "time",
+        "mode": "forward+backward", "normalize": "no", "lengths": "full", "gamma": "1", "dtype": "float32",
+        "B": "4", "N": "64", "M": "64", "D": "8", "p20": "0.9", "p50": "1", "p80": "1.1", "unit": "ms",
+        "status": "ok",
+    }  # fmt: skip
+    return usual | changes
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Callable[[str], Provider]:
+    """A provider of one's own, from a folder with a benchmark_adapter.py."""
+
+    def make(name: str) -> Provider:
+        folder = tmp_path / name.replace(" ", "_")
+        folder.mkdir()
+        (folder / "benchmark_adapter.py").write_text(ADAPTERS[name])
+        (provider,) = from_checkout(f"{name}={folder}")
+        return provider
+
+    return make
+
+
+def measure(providers: list[Provider], cases: list[Case], limit: float = 60.0) -> list[records.Row]:
+    settings = Settings(seconds=0.01, limit=limit, threads=1, command="test")
+    with Runner(providers, settings) as runner:
+        return runner.run(cases, None, progress=False)
+
+
+# The table
+
+
+def test_upsert_replaces_by_key_and_keeps_the_rest(tmp_path: Path) -> None:
+    records.upsert(tmp_path, [row(), row(N="128"), row(suite="paper")])
+    files = records.upsert(tmp_path, [row(p50="2", date="later"), row(metric="memory")])
+    assert [file.name for file in files] == ["lengths-test-device.csv"]
+    kept = {records.key(r): r for r in records.read_folder(tmp_path)}
+    assert len(kept) == 4
+    assert kept[records.key(row())]["p50"] == "2"
+    assert kept[records.key(row(N="128"))]["p50"] == "1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "lengths-test-device.csv",
+        "paper-test-device.csv",
+    ]
+
+
+@pytest.mark.parametrize("column", records.KEY)
+def test_every_key_column_tells_rows_apart(column: str, tmp_path: Path) -> None:
+    records.upsert(tmp_path, [row(), row(**{column: "something else"})])
+    assert len(records.read_folder(tmp_path)) == 2
+
+
+def test_what_is_measured_is_no_part_of_the_key() -> None:
+    others = (*records.VALUES, *records.ORIGIN)
+    assert records.key(row()) == records.key(row(**dict.fromkeys(others, "other")))
+
+
+def test_a_row_with_other_columns_is_refused(tmp_path: Path) -> None:
+    incomplete = row()
+    del incomplete["status"]
+    with pytest.raises(ValueError, match="exactly the columns"):
+        records.upsert(tmp_path, [incomplete])
+
+
+def test_two_rows_with_one_key_in_a_file_are_an_error(tmp_path: Path) -> None:
+    (path,) = records.upsert(tmp_path, [row()])
+    path.write_text(path.read_text() + path.read_text().splitlines()[1] + "\n")
+    with pytest.raises(ValueError, match="two rows with one key"):
+        records.read(path)
+
+
+def test_files_with_other_columns_are_left_alone(tmp_path: Path) -> None:
+    other = records.file_of(tmp_path, "lengths", "Test Device")
+    other.write_text("a,b\n1,2\n")
+    assert records.read_folder(tmp_path) == []
+    with pytest.raises(ValueError, match="other columns"):
+        records.upsert(tmp_path, [row()])
+    assert other.read_text() == "a,b\n1,2\n"
+
+
+def test_quantiles() -> None:
+    samples = torch.rand(37, dtype=torch.float64).tolist()
+    expected = torch.quantile(
+        torch.tensor(samples, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.8]).double()
+    )
+    assert records.quantiles(samples) == pytest.approx(expected.tolist())
+    assert records.quantiles([3.0]) == (3.0, 3.0, 3.0)
+    assert all(value != value for value in records.quantiles([1.0, float("nan")]))
+    assert records.quantiles([float("inf")] * 4) == (float("inf"),) * 3
+
+
+def test_committed_results_can_be_read() -> None:
+    for path in records.RESULTS.glob("*.csv"):
+        for one in records.read(path):
+            assert path == records.file_of(records.RESULTS, one["suite"], one["device"])
+            assert (one["status"] == "ok") == (one["p50"] != "") or one["status"] == "not finite"
+            assert not re.search(r"/(home|root|work|tmp|Users)/", "".join(one.values()))
+
+
+@pytest.mark.parametrize(
+    "document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))], ids=lambda p: p.name
+)
+def test_tables_in_documents_are_what_the_csv_says(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert tables.renew(text, records.read_folder(records.RESULTS)) == text
+
+
+# The grids
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_no_case_twice(device: str, quick: bool) -> None:
+    for suite in SUITES:
+        cases = cases_of(suite, device, quick)
+        assert cases
+        assert len(set(cases)) == len(cases)
+
+
+def test_the_papers_grid() -> None:
+    cases = cases_of("paper", "cuda")
+    assert {(c.batch, c.n, c.m, c.d, c.gamma, c.bandwidth) for c in cases} == {
+        (batch, length, length, 64, 1.0, None) for batch in (16, 32) for length in (128, 512, 1024, 2048)
+    }
+
+
+def test_includes_asks_for_the_same_thing_at_no_smaller_size() -> None:
+    small, large = Case("paper", 2, 64, 64, 8), Case("paper", 2, 128, 64, 8)
+    assert large.includes(small)
+    assert small.includes(small)
+    assert not small.includes(large)
+    assert not large.includes(Case("paper", 2, 64, 64, 8, dtype="bfloat16"))
+    assert not large.includes(Case("paper", 2, 64, 64, 8, bandwidth=5))
+
+
+def test_roof_at_the_known_size() -> None:
+    least = least_seconds(GPUS["NVIDIA H200"], 32, 2048, 2048, 64, "float32")
+    assert least["cells"] == pytest.approx(0.3e-3, rel=0.05)
+    assert least["chain"] == pytest.approx(0.4e-3, rel=0.05)
+    assert least["products"] == pytest.approx(12 * 17.2e9 / 989e12, rel=0.01)
+    assert least_seconds(GPUS["NVIDIA H200"], 32, 2048, 2048, 64, "bfloat16")["products"] < least["products"]
+
+
+# Providers
+
+
+def test_checkouts_are_recognised(tmp_path: Path) -> None:
+    for name, file in {
+        "a": "soft_dtw_cuda.py",
+        "b": "softdtw_cuda/autograd_xy.py",
+        "c": "src/softdtw_cuda/_ops.py",
+        "d": "pysdtw/__init__.py",
+    }.items():
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).touch()
+    found = {name: from_checkout(f"N={tmp_path / name}") for name in "abcd"}
+    assert [p.adapter for p in found["a"]] == ["maghoumi"]
+    assert [p.name for p in found["b"]] == ["N (fused)", "N (unfused)"]
+    assert [p.name for p in found["c"]] == ["N (fused)", "N (cost matrix)"]
+    assert [p.adapter for p in found["d"]] == ["pysdtw"]
+    for wrong in ("N", f"N={tmp_path}", f"N={tmp_path / 'missing'}"):
+        with pytest.raises(ValueError, match="--peer"):
+            from_checkout(wrong)
+
+
+def test_command_hides_folders() -> None:
+    given = ["run", "--peer", "BGU=/a/b", "--peer=X=/c", "--output", "/d", "--seconds", "1"]
+    assert command_line(given) == (
+        "python -m benchmarks run --peer BGU=PATH --peer=X=PATH --output PATH --seconds 1"
+    )
+
+
+# Failures are rows
+
+
+def test_a_failure_is_a_row_and_others_go_on(peer: Callable[[str], Provider]) -> None:
+    expected = {
+        "exits": ("crash", "exit status 7"),
+        "raises": ("error", "ValueError: no such luck"),
+        "needs too much": ("oom", "RuntimeError"),
+        "does not start": ("error", "could not start: RuntimeError: nothing to import"),
+    }
+    # What a library prints is no answer, even when it looks like one.
+    providers = [peer(name) for name in [*expected, "right", "prints"]]
+    rows = measure(providers, [TINY, Case("paper", 2, 14, 12, 3)])
+    for name, (status, note) in expected.items():
+        bad = [r for r in rows if r["provider"] == name]
+        assert [r["metric"] for r in bad] == ["time", "memory"] * 2
+        assert all(r["p50"] == "" for r in bad)
+        assert bad[0]["status"] == bad[1]["status"] == status
+        assert bad[0]["note"].startswith(note)
+        assert "second line" not in bad[0]["note"]
+        # What did not fit is not tried again at a larger size; everything else is.
+        assert bad[2]["status"] == ("skipped" if status == "oom" else status)
+    for name in ("right", "prints"):
+        good = [r for r in rows if r["provider"] == name]
+        assert [r["status"] for r in good] == ["ok"] * 4
+        assert all(float(r["p20"]) <= float(r["p50"]) <= float(r["p80"]) for r in good)
+    assert len({records.key(r) for r in rows}) == len(rows)
+    assert all(set(r) == set(records.COLUMNS) and r["device"] and r["torch"] for r in rows)
+
+
+def test_too_long_is_a_row_and_larger_cases_are_skipped(peer: Callable[[str], Provider]) -> None:
+    larger, other = Case("paper", 2, 20, 20, 3), Case("paper", 2, 12, 12, 3, dtype="float64")
+    rows = measure([peer("sleeps")], [TINY, larger, other], limit=1.0)
+    assert [r["status"] for r in rows if r["metric"] == "time"] == ["timeout", "skipped", "timeout"]
+    assert rows[0]["note"] == "over 1 s"
+    assert rows[2]["note"] == "timeout at B=2 L=12 D=3"
+
+
+def test_accuracy_knows_right_from_wrong(peer: Callable[[str], Provider]) -> None:
+    cases = [Case("accuracy", 2, 24, 20, 3, gamma=gamma, kind=ACCURACY) for gamma in (0.1, 1.0)]
+    rows = [r for r in measure([peer("right"), peer("is wrong")], cases) if r["metric"] == "gradient error"]
+    errors = {(r["provider"], r["gamma"]): r for r in rows}
+    for gamma in ("0.1", "1"):
+        assert 0 < float(errors["right", gamma]["p50"]) < 1e-5
+        assert errors["is wrong", gamma]["status"] == "not finite"
+        assert 0 < float(errors[ROUNDING, gamma]["p50"]) < 1e-5
+
+
+# Plots and tables
+
+
+def results(folder: Path) -> None:
+    rows = []
+    for length, provider, status in (
+        (64, OURS_FUSED, "ok"),
+        (128, OURS_FUSED, "ok"),
+        (64, "peer", "ok"),
+        (128, "peer", "oom"),
+    ):
+        for metric in ("time", "memory"):
+            value = "" if status != "ok" else str(length / 7)
+            rows.append(
+                row(
+                    N=str(length),
+                    provider=provider,
+                    metric=metric,
+                    status=status,
+                    p20=value,
+                    p50=value,
+                    p80=value,
+                )
+            )
+    for gamma, d in ((g, d) for g in ("0.1", "1") for d in ("1", "64")):
+        common = {"suite": "accuracy", "metric": "gradient error", "gamma": gamma, "D": d}
+        rows += [row(**common, p50="1e-6", p20="1e-6", p80="2e-6"), row(**common, provider=ROUNDING)]
+        rows.append(row(**common, provider="peer", status="not finite", p20="nan", p50="nan", p80="nan"))
+    for dtype in ("float32", "bfloat16"):
+        rows.append(row(suite="targets", device="NVIDIA H200", D="64", dtype=dtype))
+    records.upsert(folder, rows)
+
+
+def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results(tmp_path)
+    assert main(["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    stems = ("lengths-test-device", "accuracy-test-device", "roofline-nvidia-h200")
+    assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".png", ".svg")}
+    svg = (tmp_path / "plots" / "lengths-test-device.svg").read_text()
+    for text in (OURS_FUSED, "peer", "out of memory", "Test Device"):
+        assert text in svg
+    assert "NaN or inf" in (tmp_path / "plots" / "accuracy-test-device.svg").read_text()
+    assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+def test_plot_without_results_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "--results", str(tmp_path)]) == 2
+    assert "measure first" in capsys.readouterr().err
+
+
+def test_table_shows_medians_and_failures(tmp_path: Path) -> None:
+    results(tmp_path)
+    rows = records.read_folder(tmp_path)
+    lines = tables.markdown(rows, "lengths", "both", "Test Device").splitlines()
+    assert lines[0] == f"| B | L | {OURS_FUSED} | peer |"
+    assert lines[2:] == [
+        "| 4 | 64 | 9.14 ms, 9.1 MiB | 9.14 ms, 9.1 MiB |",
+        "| 4 | 128 | 18.3 ms, 18 MiB | oom |",
+    ]
+    document = tmp_path / "page.md"
+    document.write_text("a\n<!-- benchmark: lengths time Test Device -->\nold\n<!-- end benchmark -->\nb\n")
+    assert main(["table", "--results", str(tmp_path), "--write", str(document)]) == 0
+    text = document.read_text()
+    assert "| 4 | 128 | 18.3 ms | oom |" in text
+    assert "old" not in text
+    assert tables.renew(text, rows) == text
+    with pytest.raises(ValueError, match="no memory of suite paper"):
+        tables.markdown(rows, "paper", "memory", "Test Device")
+
+
+# The command
+
+
+def test_help_names_every_suite() -> None:
+    for arguments, expected in (([], ["run", "plot", "table"]), (["run"], list(SUITES))):
+        command = [sys.executable, "-m", "benchmarks", *arguments, "--help"]
+        shown = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        assert all(name in shown for name in expected)
+
+
+def test_small_run_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "--quick",
+        "--device",
+        "cpu",
+        "--suite",
+        "dimensions",
+        "--only",
+        "this library",
+        "--threads",
+        "1",
+    ]
+    command += ["--seconds", "0.02", "--output", str(tmp_path), "--no-progress"]
+    assert main(command) == 0
+    rows = records.read_folder(tmp_path)
+    assert {(r["provider"], r["metric"]) for r in rows} == {
+        (provider, metric) for provider in (OURS_FUSED, OURS_COST) for metric in ("time", "memory")
+    }
+    for one in rows:
+        assert one["status"] == "ok"
+        assert one["command"] == (
+            "python -m benchmarks run --quick --device cpu --suite dimensions --only this library "
+            "--threads 1 --seconds 0.02 --output PATH --no-progress"
+        )
+    assert "### dimensions: time" in capsys.readouterr().out
+
+
+def test_this_library_needs_no_path() -> None:
+    assert [p.name for p in installed()[0]][:2] == [OURS_FUSED, OURS_COST]
