@@ -1,1 +1,1 @@
-"""CUDA kernels: sources in `kernels/`, launch choices in `config`, NVRTC in `compile`, tensors in `launch`."""
+"""CUDA kernels: sources in `kernels/`, choices in `config`, NVRTC in `compile`, tensors in `launch`."""

@@ -1,7 +1,8 @@
 """Kernel sources to binaries: NVRTC through cuda.core, with a cache on disk.
 
-A binary is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
-own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written is done without.
+A binary is stored under a key of source text, options, architecture and compiler version, behind a checksum
+of its own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written
+is done without.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def compiler_version() -> str:
 
 def cache_key(kernel: Kernel, architecture: str, compiler: str) -> str:
     """Names a binary by everything that it depends on."""
-    parts = [source_text(f"{kernel.source}.cu"), repr(sorted(kernel.defines().items())), architecture, compiler]
+    options = repr(sorted(kernel.defines().items()))
+    parts = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -1,14 +1,14 @@
 """Launch choices as pure functions of shape, dtype and device: nothing here needs a GPU.
 
-A *plan* names the kernels of a call and their build-time constants; a *layout* says where in one buffer of bytes each
-array lies. `state` is what the forward hands to the backward:
+A *plan* names the kernels of a call and their build-time constants; a *layout* says where in one buffer of
+bytes each array lies. `state` is what the forward hands to the backward:
 
     [tickets | health | ready | hand-off rows]   filled with ones before a launch
     [pair 0: lane states, bottom rows | pair 1: ... ]
 
-Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those with wide
-arithmetic and is over at once when there are none, so nothing waits for the host. Wide states of a redone pair live in
-that pair's own part of the state.
+Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those
+with wide arithmetic and is over at once when there are none, so nothing waits for the host. Wide states of a
+redone pair live in that pair's own part of the state.
 """
 
 from __future__ import annotations
@@ -137,11 +137,13 @@ class Kernel:
         every = (m + self.strip_rows - 2) // self.checkpoint + 1
         if bandwidth < 0:
             return every
-        return torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 2)
+        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 2)
+        return narrow
 
     def bound_columns(self, m: int, bandwidth: int) -> int:
         """Columns of a strip's bottom row."""
-        return m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
+        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
+        return columns
 
     def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Lane states of one pair: two anti-diagonals per checkpoint of each strip."""
@@ -215,11 +217,13 @@ class Plan:
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Bytes of state per pair: enough for either kernel, and for the hand-off rows of a second walk."""
-        size = self.main.pair_bytes(n, m, bandwidth)
+        size: int = self.main.pair_bytes(n, m, bandwidth)
         if self.redo is None:
             return size
         size = torch.sym_max(size, self.redo.pair_bytes(n, m, bandwidth))
-        return torch.sym_max(size, 2 * m * ROW_WORD) if self.redo.strips(n) > 1 else size
+        if self.redo.strips(n) > 1:
+            size = torch.sym_max(size, 2 * m * ROW_WORD)
+        return size
 
 
 def _wide_kernel(mode: int, input_code: int) -> Kernel:
@@ -260,7 +264,15 @@ def choose(
     rows = 2 if roomy and not short else 1
     if not mode_is_cost and d == 1:
         kernel = Kernel(
-            "inline", UNIVARIATE, code, False, banded, 1 if short else 2, checkpoint=48, subwalk=48, handoff=32
+            "inline",
+            UNIVARIATE,
+            code,
+            False,
+            banded,
+            1 if short else 2,
+            checkpoint=48,
+            subwalk=48,
+            handoff=32,
         )
         return Plan(kernel, wide)
     checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32
@@ -285,6 +297,8 @@ def choose(
         whole=mode == TENSOR and aligned and d % dims == 0,
         forward_blocks=blocks,
     )
+    if kernel.backward_shared > device.shared_bytes:
+        return Plan(wide, None)
     return Plan(kernel, wide)
 
 
@@ -295,7 +309,7 @@ def weakest_device() -> Device:
         return Device()
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return Device(
-        shared_bytes=min(p.shared_memory_per_block_optin for p in devices),
+        shared_bytes=min(int(getattr(p, "shared_memory_per_block_optin", 49152)) for p in devices),
         capability=min((p.major, p.minor) for p in devices),
         processors=min(p.multi_processor_count for p in devices),
     )

@@ -1,8 +1,8 @@
 """Tensors in, tensors out: allocates through torch, fills in `Params`, launches on torch's current stream.
 
-Nothing here waits for the GPU or reads from it. Each call makes one buffer of bytes (laid out by `config`), fills its
-front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples and is usually over
-at once.
+Nothing here waits for the GPU or reads from it. Each call makes one buffer of bytes (laid out by `config`),
+fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples and
+is usually over at once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class _Loaded(NamedTuple):
 
 
 class Gpu:
-    """What the launcher needs of a GPU: memory, the current stream, kernels. The tests put an emulator here."""
+    """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
         self._loading = threading.Lock()
         self._launch_kernel: Any = None
         self._fill: Any = None
+        self._threads = threading.local()
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -68,7 +69,17 @@ class Gpu:
         else:
             handle, threads, shared = loaded.forward, kernel.forward_threads, kernel.forward_shared
         self._on_device(
-            index, self._launch_kernel, handle, blocks, 1, 1, threads, 1, 1, shared, ctypes.addressof(arguments)
+            index,
+            self._launch_kernel,
+            handle,
+            blocks,
+            1,
+            1,
+            threads,
+            1,
+            1,
+            shared,
+            ctypes.addressof(arguments),
         )
 
     def _on_device(self, index: int, call: Any, *arguments: Any) -> None:
@@ -78,6 +89,10 @@ class Gpu:
         if here != index:
             torch._C._cuda_setDevice(index)
         try:
+            if getattr(self._threads, "context_of", None) != index:
+                # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
+                self._make_current(index)
+                self._threads.context_of = index
             if call is self._fill:
                 (status,) = call(*arguments, stream)
             else:
@@ -85,8 +100,18 @@ class Gpu:
         finally:
             if here != index:
                 torch._C._cuda_setDevice(here)
+                self._threads.context_of = None
         if status:
             raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch: {status}")
+
+    def _make_current(self, index: int) -> None:
+        from cuda.bindings import driver
+
+        status, context = driver.cuCtxGetCurrent()
+        if not status and int(context) == 0:
+            from cuda.core import Device
+
+            Device(index).set_current()
 
     def _load(self, kernel: Kernel, index: int) -> _Loaded:
         with self._loading:
@@ -131,7 +156,7 @@ def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
 
 
 class _Call(NamedTuple):
-    """What depends on shapes alone, kept from call to call: layouts, and `Params` with everything but addresses."""
+    """What depends on shapes alone, kept from call to call; `main` is a `Params` without addresses."""
 
     forward: Layout
     backward: Layout
@@ -189,7 +214,9 @@ def _aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and _batch_stride(tensor) * tensor.element_size() % 16 == 0
 
 
-def _set_inputs(p: Params, x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None) -> None:
+def _set_inputs(
+    p: Params, x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None
+) -> None:
     p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
     if y is not None:
         p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
@@ -332,7 +359,7 @@ def fused_backward(
     need_x: bool,
     need_y: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Per-sample gradients (B, N, D) and (B, M, D); empty where not needed, float32 at least where broadcast."""
+    """Per-sample gradients (B, N, D) and (B, M, D); empty where not needed, not 16-bit where broadcast."""
     x, y = _rows_contiguous(x), _rows_contiguous(y)
     n, d = x.shape[1:]
     m = y.shape[1]
@@ -386,6 +413,21 @@ def cost_backward(
     # Cells that no kernel visits, outside the band or in the padding, are zeros.
     gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
     _backward(
-        plan, grad, cost, None, value, state, batch, n, m, 1, gamma, bandwidth, x_lengths, y_lengths, gradient, None
+        plan,
+        grad,
+        cost,
+        None,
+        value,
+        state,
+        batch,
+        n,
+        m,
+        1,
+        gamma,
+        bandwidth,
+        x_lengths,
+        y_lengths,
+        gradient,
+        None,
     )
     return gradient

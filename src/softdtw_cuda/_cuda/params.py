@@ -5,21 +5,23 @@ from __future__ import annotations
 import ctypes
 
 _POINTERS = (
-    "x y x_lengths y_lengths grad value grad_x grad_y sum_x sum_y states bounds rows more_rows tickets health ready turns"
-).split()
-_LONGS = "x_stride y_stride pair_bytes row_bytes more_row_bytes".split()
-_DOUBLES = "scale unscale".split()
+    *("x", "y", "x_lengths", "y_lengths", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
+    *("states", "bounds", "rows", "more_rows", "tickets", "health", "ready", "turns"),
+)
+_LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes")
+_DOUBLES = ("scale", "unscale")
 _INTS = (
-    "batch n m d bandwidth strips checkpoints bound_columns tiles redo save grad_x_wide grad_y_wide"
-).split()
+    *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
+    *("redo", "save", "grad_x_wide", "grad_y_wide"),
+)
 
 
 class Params(ctypes.Structure):
     """What a kernel is told; see kernels/recurrence.cuh for the meaning of each field."""
 
-    _fields_ = [
+    _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _LONGS),
         *((name, ctypes.c_double) for name in _DOUBLES),
         *((name, ctypes.c_int32) for name in _INTS),
-    ]
+    )

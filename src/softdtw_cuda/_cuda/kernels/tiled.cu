@@ -128,11 +128,11 @@ struct Frame {
 };
 
 #if MODE == 3
-// float32: the mean of eight of the strip's rows (its first row when the features come in slices). 16 bits: zero, except
-// where the data sits far from zero, when the difference of two inputs is representable in 16 bits again.
+// float32: the mean of eight of the strip's rows. 16 bits: zero, except (if the features come in one slice) where the data
+// sits far from zero, when the difference of two inputs is representable in 16 bits again.
 DEVICE float centre_of(const Features& x, const Features& y, const Strip& s, i32 k) {
-#if SLICED
-  return INPUT == 0 ? feature(x, s.first_row, k) : 0.0f;
+#if SLICED && INPUT != 0
+  return 0.0f;
 #else
   float v[8], sum = 0.0f;
   UNROLL for (int i = 0; i < 8; i++) {
@@ -475,6 +475,9 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
 #if SLICED
+  // Tensor cores truncate their sums: slices are summed outside of them.
+  float total[COLUMN_TILES][4];
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) total[c][e] = 0.0f;
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     group_barrier(COST_BARRIER, GROUP);
     set_centre(shared.centre, p, s, slice, thread);
@@ -503,6 +506,13 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
       }
       multiply(product, cross, a, b);
     }
+#if SLICED
+    UNROLL for (int c = 0; c < COLUMN_TILES; c++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        total[c][e] += product[c][e] + cross[c][e] * LOW_PLANE;
+        product[c][e] = cross[c][e] = 0.0f;
+      }
+#endif
   }
   const float scale = (float)p.scale, unscale = frame_unscale(frame), twice = 2.0f * unscale * unscale;
   const i32 first_row = (warp % ROW_TILES) * 16 + g;
@@ -512,7 +522,11 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   UNROLL for (int c = 0; c < COLUMN_TILES; c++)
     UNROLL for (int e = 0; e < 4; e++) {
       i32 row = first_row + (e >> 1) * 8, column = (first_column_tile + c) * 8 + 2 * t + (e & 1);
+#if SLICED
+      float inner = total[c][e];
+#else
       float inner = product[c][e] + cross[c][e] * LOW_PLANE;
+#endif
       float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - twice * inner;
       // Rounding can leave a little less than zero; a NaN stays one.
       put_cost(ring, start, chunks, s, row, column, tile, (distance < 0.0f ? 0.0f : distance) * scale, maker.bad);
