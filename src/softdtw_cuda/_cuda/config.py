@@ -342,8 +342,8 @@ def _several_strips(plan: Plan, n: int) -> bool:
 def forward_layout(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
     """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair.
 
-    A second walk clears and reuses the rows of the first. Its further rows lie over the pair's own state, which it
-    does not need, or behind the rows when nothing is saved.
+    A second walk clears and reuses the rows of the first. Its further rows lie over the pair's own state,
+    which it does not need, or behind the rows when nothing is saved.
     """
     health = 16
     ready = health + (batch + 1) * 4

@@ -1,8 +1,8 @@
 """Tensors in, tensors out: allocates through torch, fills in `Params`, launches on torch's current stream.
 
 Nothing here waits for the GPU or reads from it. Each call makes one buffer of bytes (laid out by `config`),
-fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples and
-is usually over at once.
+fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples
+and is usually over at once.
 """
 
 from __future__ import annotations
