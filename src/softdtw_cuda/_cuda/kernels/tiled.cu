@@ -922,7 +922,8 @@ DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
 #if WHOLE
   return load_fresh((const Pair*)from);
 #else
-  return Pair{load_fresh(left >= 1 ? from : from - at), load_fresh(left >= 2 ? from + 1 : from - at)};
+  // Past the last feature, that one again: it is this strip's turn to read it.
+  return Pair{load_fresh(left >= 1 ? from : from + left - 1), load_fresh(left >= 2 ? from + 1 : from + left - 1)};
 #endif
 }
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) {
