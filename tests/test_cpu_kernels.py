@@ -318,6 +318,35 @@ def test_cells_outside_the_band_are_never_used() -> None:
     assert bool((poisoned[1][0, outside] == 0).all())
 
 
+@pytest.mark.parametrize("bandwidth", [-1, 0, 7, 40, 101, 128, 190])
+@pytest.mark.parametrize("d", [2, 20])
+def test_leftovers_in_scratch_memory_are_never_used(
+    d: int, bandwidth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(13)
+    x = torch.randn(2, 400, d, generator=generator)
+    y = torch.randn(2, 400, d, generator=generator)
+    cost = squared_distances(x, y)
+    aligned = launch._aligned
+
+    def results(leftover: float) -> tuple[Tensor, ...]:
+        def filled(size: int, dtype: type) -> Any:
+            array = aligned(size, dtype)
+            array.fill(leftover if issubclass(dtype, np.floating) else -(1 << 20))
+            return array
+
+        monkeypatch.setattr(launch, "_aligned", filled)
+        monkeypatch.setattr(launch, "_scratch", {})
+        found = fused(x, y, 1.0, bandwidth)
+        monkeypatch.setattr(launch, "_scratch", {})
+        return *found, *from_cost(cost, 1.0, bandwidth)
+
+    expected = results(0.0)
+    for leftover in (math.nan, 1e30, -1.0):
+        for found, wanted in zip(results(leftover), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("broadcast", ["x", "y"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_broadcast_side_and_result_types(broadcast: str, dtype: torch.dtype) -> None:
@@ -354,8 +383,9 @@ def test_strides_do_not_matter() -> None:
         assert torch.equal(found, wanted)
 
 
-def test_sides_not_needed_are_left_out() -> None:
-    x, y = torch.randn(2, 30, 20), torch.randn(2, 40, 20)
+@pytest.mark.parametrize("d", [3, 20])
+def test_sides_not_needed_are_left_out(d: int) -> None:
+    x, y = torch.randn(2, 30, d), torch.randn(2, 40, d)
     value, state = launch.fused_forward(x, y, 1.0, -1, None, None, True)
     both = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, True)
     only_x = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, False)
@@ -576,11 +606,11 @@ def test_transpose_and_shears(dtype: type) -> None:
     pitch = edge + lanes
     rows = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
     diagonals = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
-    kernels.shear(rows.ravel(), height, 0, vectors, edge, diagonals.ravel())
+    kernels.shear(rows.ravel(), height, vectors, 0, kernels.UNBANDED, edge, diagonals.ravel())
     for a, b in itertools.product(range(height), range(vectors * lanes)):
         assert diagonals[a + b, b] == rows[a + lanes, b]
     back = np.full_like(rows, np.nan)
-    kernels.unshear(diagonals.ravel(), height, vectors, edge, back.ravel())
+    kernels.unshear(diagonals.ravel(), height, vectors, 0, kernels.UNBANDED, edge, back.ravel())
     inside = np.s_[lanes : lanes + height, : vectors * lanes]
     assert np.array_equal(back[inside], rows[inside])
 

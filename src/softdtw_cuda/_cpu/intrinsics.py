@@ -232,6 +232,17 @@ def lanes_of(typingctx: Any, array: Any) -> Any:
     return types.intp(array), codegen
 
 
+@_emit
+def vcount(typingctx: Any, array: Any) -> Any:
+    """0, 1, 2, ... in the lanes of a vector whose element is the integer ``array``'s."""
+    vector = _vector_of(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(_llvm_vector(vector), list(range(vector.lanes)))
+
+    return vector(array), codegen
+
+
 # ----------------------------------------------------------------------------------------------- arithmetic
 @_emit
 def vfma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
@@ -555,6 +566,7 @@ __all__ = [
     "store_release",
     "transpose",
     "vbroadcast",
+    "vcount",
     "vdivide_by_power",
     "vdown",
     "vexp2",

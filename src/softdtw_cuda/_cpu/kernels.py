@@ -35,6 +35,7 @@ from softdtw_cuda._cpu.intrinsics import (
     store_release,
     transpose,
     vbroadcast,
+    vcount,
     vdivide_by_power,
     vdown,
     vexp2,
@@ -99,6 +100,12 @@ def first_diagonal(offset: int, bandwidth: int) -> int:
 def banded_extent(height: int, width: int, offset: int, bandwidth: int) -> tuple[int, int]:
     """Height and width of the tile's part up to its last row and column that meet the band."""
     return min(height, bandwidth - offset + width), min(width, bandwidth + offset + height)
+
+
+@jit
+def vector_rows(b: int, lanes: int, height: int, offset: int, bandwidth: int) -> tuple[int, int]:
+    """First row, and the one after the last, of the tile that meet the band in columns b to b + lanes - 1."""
+    return max(0, b - offset - bandwidth), min(height, b + lanes - offset + bandwidth)
 
 
 # ---------------------------------------------------------------------------------------------------- costs
@@ -183,25 +190,46 @@ def distance_rows(
 
 
 @jit
-def copy_rows(cost: Array, start: int, height: int, width: int, stride: int, edge: int, rows: Array) -> None:
-    """rows[a, b] = the tile of the given cost matrix."""
+def copy_rows(
+    cost: Array,
+    start: int,
+    height: int,
+    width: int,
+    stride: int,
+    offset: int,
+    bandwidth: int,
+    edge: int,
+    rows: Array,
+) -> None:
+    """rows[a, b] = the tile of the given cost matrix, inside the band."""
     lanes = lanes_of(rows)
     for a in range(height):
         source = start + a * stride
         to = (a + lanes) * (edge + lanes)
-        for b in range(width):
+        for b in range(max(0, offset + a - bandwidth), min(width, offset + a + bandwidth + 1)):
             rows[to + b] = cost[source + b]
 
 
 @jit
 def forbid_outside(
-    rows: Array, height: int, width: int, vectors: int, offset: int, bandwidth: int, edge: int
+    rows: Array,
+    height: int,
+    width: int,
+    vectors: int,
+    offset: int,
+    bandwidth: int,
+    edge: int,
+    counts: Array,
 ) -> None:
-    """Put +inf on everything the shear will read that is outside the tile or the band."""
+    """Put +inf on everything the walk will read that is outside the tile or the band.
+
+    Of a row, a vector of an anti-diagonal that meets the band reaches no farther than one vector beside it.
+    """
     lanes = lanes_of(rows)
     pitch = edge + lanes
     padded = vectors * lanes
     infinite = vsplat(rows, math.inf)
+    lane = vcount(counts)
     for a in range(lanes):
         for b in range(0, padded, lanes):
             vstore(rows, a * pitch + b, infinite)
@@ -215,32 +243,67 @@ def forbid_outside(
     if abs(offset) + edge > bandwidth:
         for a in range(height):
             to = (a + lanes) * pitch
-            for b in range(0, min(padded, max(0, offset + a - bandwidth))):
-                rows[to + b] = math.inf
-            for b in range(max(0, offset + a + bandwidth + 1), padded):
-                rows[to + b] = math.inf
+            first = offset + a - bandwidth
+            for b in range(max(0, first - lanes) // lanes * lanes, min(first, padded), lanes):
+                outside = lane < vsplat(counts, first - b)
+                vstore(rows, to + b, vselect(outside, infinite, vload(rows, to + b)))
+            last = offset + a + bandwidth
+            for b in range(max(0, last + 1) // lanes * lanes, min(last + lanes + 1, padded), lanes):
+                outside = vsplat(counts, last - b) < lane
+                vstore(rows, to + b, vselect(outside, infinite, vload(rows, to + b)))
 
 
 @jit
-def shear(rows: Array, height: int, first: int, vectors: int, edge: int, diagonals: Array) -> None:
-    """diagonals[a + b, b] = rows[a, b] for the vectors from ``first`` on."""
-    lanes = lanes_of(rows)
-    pitch = edge + lanes
-    for v in range(first, vectors):
-        b = v * lanes
-        for t in range(0, height + lanes - 1, lanes):
-            shear_down(rows, (t + lanes) * pitch + b, pitch, diagonals, (b + t) * pitch + b, pitch)
-
-
-@jit
-def unshear(diagonals: Array, height: int, vectors: int, edge: int, rows: Array) -> None:
-    """rows[a, b] = diagonals[a + b, b]."""
+def shear(
+    rows: Array,
+    height: int,
+    vectors: int,
+    offset: int,
+    bandwidth: int,
+    edge: int,
+    diagonals: Array,
+) -> None:
+    """diagonals[a + b, b] = rows[a, b] wherever a vector of the anti-diagonal meets the band."""
     lanes = lanes_of(rows)
     pitch = edge + lanes
     for v in range(vectors):
         b = v * lanes
-        for a in range(0, height, lanes):
-            shear_up(diagonals, (a + b) * pitch + b, pitch, rows, (a + lanes) * pitch + b, pitch)
+        first, stop = vector_rows(b, lanes, height, offset, bandwidth)
+        first = first // lanes * lanes
+        source, target = rows[first * pitch :], diagonals[first * pitch :]
+        for t in range(0, stop - first + lanes - 1, lanes):
+            shear_down(source, (t + lanes) * pitch + b, pitch, target, (b + t) * pitch + b, pitch)
+
+
+@jit
+def clear_margins(
+    diagonals: Array, height: int, vectors: int, offset: int, bandwidth: int, edge: int
+) -> None:
+    """Zero what ``unshear`` reads and the sweep leaves alone: the lanes outside the tile or the band."""
+    lanes = lanes_of(diagonals)
+    pitch = edge + lanes
+    zero = vsplat(diagonals, 0.0)
+    for v in range(vectors):
+        b = v * lanes
+        first, stop = vector_rows(b, lanes, height, offset, bandwidth)
+        for s in range(b + first // lanes * lanes, b + stop + 2 * lanes):
+            vstore(diagonals, s * pitch + b, zero)
+
+
+@jit
+def unshear(
+    diagonals: Array, height: int, vectors: int, offset: int, bandwidth: int, edge: int, rows: Array
+) -> None:
+    """rows[a, b] = diagonals[a + b, b] wherever the vector of the row meets the band."""
+    lanes = lanes_of(rows)
+    pitch = edge + lanes
+    for v in range(vectors):
+        b = v * lanes
+        first, stop = vector_rows(b, lanes, height, offset, bandwidth)
+        first = first // lanes * lanes
+        source, target = diagonals[first * pitch :], rows[first * pitch :]
+        for a in range(0, stop - first, lanes):
+            shear_up(source, (a + b) * pitch + b, pitch, target, (a + lanes) * pitch + b, pitch)
 
 
 # ----------------------------------------------------------------------------------------------- recurrence
@@ -497,6 +560,8 @@ def gradient_along_columns(
     edge: int,
     height: int,
     width: int,
+    offset: int,
+    bandwidth: int,
     dimensions: int,
     x: Array,
     x_start: int,
@@ -517,18 +582,27 @@ def gradient_along_columns(
     pair = 2 * lanes
     vectors = (width + lanes - 1) // lanes
     column = partial[edge * lanes : edge * lanes + lanes]
+    zero = vsplat(alignment, 0.0)
     for d in range(dimensions):
-        for a in range(height):
-            vstore(partial, a * lanes, vsplat(alignment, 0.0))
+        if need_x:
+            for a in range(height):
+                vstore(partial, a * lanes, zero)
         for v in range(vectors):
             b = v * lanes
             y_vector = vload(packed, at + b // pair * pair * dimensions + d * pair + b % pair)
-            total = vsplat(alignment, 0.0)
-            for a in range(height):
-                mass = vload(alignment, (a + lanes) * pitch + b)
-                difference = vbroadcast(x, x_start + a * dimensions + d) - y_vector
-                total = vfma(mass, difference, total)
-                vstore(partial, a * lanes, vfma(mass, difference, vload(partial, a * lanes)))
+            first, stop = vector_rows(b, lanes, height, offset, bandwidth)
+            total = zero
+            if need_x:
+                for a in range(first, stop):
+                    mass = vload(alignment, (a + lanes) * pitch + b)
+                    difference = vbroadcast(x, x_start + a * dimensions + d) - y_vector
+                    total = vfma(mass, difference, total)
+                    vstore(partial, a * lanes, vfma(mass, difference, vload(partial, a * lanes)))
+            else:
+                for a in range(first, stop):
+                    mass = vload(alignment, (a + lanes) * pitch + b)
+                    difference = vbroadcast(x, x_start + a * dimensions + d) - y_vector
+                    total = vfma(mass, difference, total)
             if need_y:
                 vstore(column, 0, total)
                 for k in range(min(lanes, width - b)):
@@ -585,6 +659,8 @@ def gradient_along_dimensions(
     edge: int,
     height: int,
     width: int,
+    offset: int,
+    bandwidth: int,
     dimensions: int,
     x: Array,
     x_start: int,
@@ -618,7 +694,9 @@ def gradient_along_dimensions(
 
     blocks = 0
     for a in range(0, height4, 4):
-        for v in range(0, width4, lanes):
+        # Vectors beside the band hold nothing, not even zeros.
+        first = max(0, offset + a - bandwidth) // lanes * lanes
+        for v in range(first, min(width4, offset + a + 4 + bandwidth), lanes):
             at = (a + lanes) * pitch + v
             # Mass is never negative: a sum is zero only when all of its terms are.
             column = vload(alignment, at) + vload(alignment, at + pitch)
@@ -644,31 +722,55 @@ def gradient_along_dimensions(
             x2 = vload(x_rows, at + 2 * lanes)
             x3 = vload(x_rows, at + 3 * lanes)
             g0, g1, g2, g3 = zero, zero, zero, zero
-            while k < blocks and occupied[2 * k] == a:
-                b = occupied[2 * k + 1]
-                k += 1
-                for l in range(4):
-                    cell = (a + lanes) * pitch + b + l
-                    to = d * edge + (b + l) * lanes
-                    yl = vload(y_rows, to)
-                    h = vload(gy_rows, to)
-                    mass = vbroadcast(alignment, cell)
-                    difference = x0 - yl
-                    g0 = vfma(mass, difference, g0)
-                    h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + pitch)
-                    difference = x1 - yl
-                    g1 = vfma(mass, difference, g1)
-                    h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + 2 * pitch)
-                    difference = x2 - yl
-                    g2 = vfma(mass, difference, g2)
-                    h = vfma(mass, difference, h)
-                    mass = vbroadcast(alignment, cell + 3 * pitch)
-                    difference = x3 - yl
-                    g3 = vfma(mass, difference, g3)
-                    h = vfma(mass, difference, h)
-                    vstore(gy_rows, to, h)
+            if need_x and need_y:
+                while k < blocks and occupied[2 * k] == a:
+                    b = occupied[2 * k + 1]
+                    k += 1
+                    for l in range(4):
+                        cell = (a + lanes) * pitch + b + l
+                        to = d * edge + (b + l) * lanes
+                        yl = vload(y_rows, to)
+                        h = vload(gy_rows, to)
+                        mass = vbroadcast(alignment, cell)
+                        difference = x0 - yl
+                        g0 = vfma(mass, difference, g0)
+                        h = vfma(mass, difference, h)
+                        mass = vbroadcast(alignment, cell + pitch)
+                        difference = x1 - yl
+                        g1 = vfma(mass, difference, g1)
+                        h = vfma(mass, difference, h)
+                        mass = vbroadcast(alignment, cell + 2 * pitch)
+                        difference = x2 - yl
+                        g2 = vfma(mass, difference, g2)
+                        h = vfma(mass, difference, h)
+                        mass = vbroadcast(alignment, cell + 3 * pitch)
+                        difference = x3 - yl
+                        g3 = vfma(mass, difference, g3)
+                        h = vfma(mass, difference, h)
+                        vstore(gy_rows, to, h)
+            elif need_x:
+                while k < blocks and occupied[2 * k] == a:
+                    b = occupied[2 * k + 1]
+                    k += 1
+                    for l in range(4):
+                        cell = (a + lanes) * pitch + b + l
+                        yl = vload(y_rows, d * edge + (b + l) * lanes)
+                        g0 = vfma(vbroadcast(alignment, cell), x0 - yl, g0)
+                        g1 = vfma(vbroadcast(alignment, cell + pitch), x1 - yl, g1)
+                        g2 = vfma(vbroadcast(alignment, cell + 2 * pitch), x2 - yl, g2)
+                        g3 = vfma(vbroadcast(alignment, cell + 3 * pitch), x3 - yl, g3)
+            else:
+                while k < blocks and occupied[2 * k] == a:
+                    b = occupied[2 * k + 1]
+                    k += 1
+                    for l in range(4):
+                        cell = (a + lanes) * pitch + b + l
+                        to = d * edge + (b + l) * lanes
+                        yl = vload(y_rows, to)
+                        h = vfma(vbroadcast(alignment, cell), x0 - yl, vload(gy_rows, to))
+                        h = vfma(vbroadcast(alignment, cell + pitch), x1 - yl, h)
+                        h = vfma(vbroadcast(alignment, cell + 2 * pitch), x2 - yl, h)
+                        vstore(gy_rows, to, vfma(vbroadcast(alignment, cell + 3 * pitch), x3 - yl, h))
             vstore(gx_rows, at, g0)
             vstore(gx_rows, at + lanes, g1)
             vstore(gx_rows, at + 2 * lanes, g2)
@@ -686,17 +788,19 @@ def write_alignment(
     edge: int,
     height: int,
     width: int,
+    offset: int,
+    bandwidth: int,
     factor: float,
     target: Array,
     start: int,
     stride: int,
 ) -> None:
-    """target[a, b] = factor * E_ab."""
+    """target[a, b] = factor * E_ab inside the band."""
     lanes = lanes_of(alignment)
     for a in range(height):
         source = (a + lanes) * (edge + lanes)
         to = start + a * stride
-        for b in range(width):
+        for b in range(max(0, offset + a - bandwidth), min(width, offset + a + bandwidth + 1)):
             target[to + b] = factor * alignment[source + b]
 
 
@@ -718,12 +822,15 @@ def tile_costs(
     packed_start: int,
     rows: Array,
     diagonals: Array,
+    counts: Array,
 ) -> None:
     """The tile's costs, sheared. ``x`` is the cost matrix when ``is_cost``."""
     lanes = lanes_of(rows)
     vectors = (width + lanes - 1) // lanes
+    offset = (row - column) * edge
     if is_cost:
-        copy_rows(x, x_start + row * edge * stride + column * edge, height, width, stride, edge, rows)
+        start = x_start + row * edge * stride + column * edge
+        copy_rows(x, start, height, width, stride, offset, bandwidth, edge, rows)
     else:
         at = packed_start + column * edge * dimensions
         distance_rows(
@@ -735,13 +842,12 @@ def tile_costs(
             at,
             vectors,
             edge,
-            (row - column) * edge,
+            offset,
             bandwidth,
             rows,
         )
-    forbid_outside(rows, height, width, vectors, (row - column) * edge, bandwidth, edge)
-    first = max(0, (row - column) * edge - bandwidth) // lanes
-    shear(rows, height, first, vectors, edge, diagonals)
+    forbid_outside(rows, height, width, vectors, offset, bandwidth, edge, counts)
+    shear(rows, height, vectors, offset, bandwidth, edge, diagonals)
 
 
 @jit
@@ -878,6 +984,7 @@ def forward_worker(
                 slot * packed_stride,
                 rows,
                 diagonals,
+                scratch_n,
             )
             top, left, bottom, right = -1, -1, -1, -1
             corner_f, corner_n = 0.0, zero_exponent(scratch_n)
@@ -1171,6 +1278,7 @@ def backward_worker(
                     slot * packed_stride,
                     rows,
                     diagonals,
+                    scratch_n,
                 )
                 top, left = -1, -1
                 corner_f, corner_n = 0.0, zero_exponent(scratch_n)
@@ -1220,10 +1328,7 @@ def backward_worker(
                 )
                 vectors = (width + lanes - 1) // lanes
                 if height < edge or width < edge or abs(offset) + edge > bandwidth:
-                    zero = vsplat(scratch, 0.0)
-                    for s in range(height + 2 * lanes + vectors * lanes):
-                        for b in range(0, vectors * lanes, lanes):
-                            vstore(diagonals, s * (edge + lanes) + b, zero)
+                    clear_margins(diagonals, height, vectors, offset, bandwidth, edge)
                 cornerward[corner] = sweep(
                     edge,
                     height,
@@ -1243,16 +1348,20 @@ def backward_worker(
                     to_above,
                     to_left,
                 )
-                unshear(diagonals, height, vectors, edge, rows)
+                unshear(diagonals, height, vectors, offset, bandwidth, edge, rows)
                 if is_cost:
                     start = pair * gx_stride + row * edge * m_padded + column * edge
-                    write_alignment(rows, edge, height, width, gradient[pair], gx, start, m_padded)
+                    write_alignment(
+                        rows, edge, height, width, offset, bandwidth, gradient[pair], gx, start, m_padded
+                    )
                 elif dimensions <= LARGEST_LANE_WISE_DIMENSION:
                     gradient_along_columns(
                         rows,
                         edge,
                         height,
                         width,
+                        offset,
+                        bandwidth,
                         dimensions,
                         x,
                         pair * x_stride + row * edge * dimensions,
@@ -1273,6 +1382,8 @@ def backward_worker(
                         edge,
                         height,
                         width,
+                        offset,
+                        bandwidth,
                         dimensions,
                         x,
                         pair * x_stride + row * edge * dimensions,
@@ -1368,11 +1479,12 @@ def largest_cost_worker(
     m_padded: int,
     x_lengths: Array,
     y_lengths: Array,
+    bandwidth: int,
     rows: int,
     tickets: Array,
     largest: Array,
 ) -> None:
-    """The largest finite |cost| of each of ``rows`` blocks of 64 rows of every pair."""
+    """The largest finite |cost| in the band of each of ``rows`` blocks of 64 rows of every pair."""
     while True:
         ticket = atomic_next(tickets, 0)
         if ticket >= x_lengths.size * rows:
@@ -1381,7 +1493,7 @@ def largest_cost_worker(
         found = 0.0
         for i in range(block * 64, min(x_lengths[pair], block * 64 + 64)):
             start = pair * stride + i * m_padded
-            for j in range(y_lengths[pair]):
+            for j in range(max(0, i - bandwidth), min(y_lengths[pair], i + bandwidth + 1)):
                 magnitude = abs(cost[start + j])
                 if magnitude > found and magnitude < math.inf:
                     found = magnitude

@@ -323,6 +323,7 @@ def _needs_wide(problem: _Problem, n: int) -> Array:
                 problem.m,
                 problem.x_lengths,
                 problem.y_lengths,
+                problem.tiles.bandwidth,
                 blocks,
                 tickets,
                 largest,
