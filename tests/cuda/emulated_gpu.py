@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,33 +20,42 @@ from .emulator import EmulatedModule, GuardedBuffer, build
 
 KERNELS = Path(softdtw_cuda._cuda.compile.__file__).parent / "kernels"
 
-_NUMPY = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.float16: np.float16,
-    torch.uint8: np.uint8,
-    torch.int32: np.int32,
-}
+# The launches here are small, so a quick build matters more than quick code.
+_FLAGS = ("-O1", "-g1")
 
 
 def guarded(tensor: Tensor, name: str, flush: str = "end") -> Tensor:
     """A copy of `tensor` between inaccessible pages."""
-    shape, dtype = tensor.shape, tensor.dtype
-    plain = tensor.contiguous().view(torch.uint8 if tensor.numel() else dtype).reshape(-1)
     if not tensor.numel():
         return tensor
+    shape, dtype = tensor.shape, tensor.dtype
+    plain = tensor.contiguous().reshape(-1).view(torch.uint8)
     buffer = GuardedBuffer(plain.numpy().copy(), name, flush=flush)  # type: ignore[arg-type]
     return torch.from_numpy(buffer.array).view(dtype).view(shape)
 
 
 class EmulatedGpu:
-    """Stands in for `softdtw_cuda._cuda.launch.Gpu`."""
+    """Stands in for `softdtw_cuda._cuda.launch.Gpu`.
+
+    Args:
+        seed: of the random orders in which warps and blocks run.
+        resident: blocks that run at the same time.
+        relaxed: let plain stores become visible late.
+        flush: the side on which allocations touch their guard.
+        races: fail on accesses that nothing puts in order.
+    """
 
     def __init__(
-        self, seed: int = 0, *, resident: int = 4, relaxed: bool = False, flush: str = "end"
+        self,
+        seed: int = 0,
+        *,
+        resident: int = 4,
+        relaxed: bool = False,
+        flush: str = "end",
+        races: bool = False,
     ) -> None:
         self._random = random.Random(seed)
-        self._resident, self._relaxed, self._flush = resident, relaxed, flush
+        self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
         self.launched: list[tuple[Kernel, bool]] = []
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -58,9 +69,12 @@ class EmulatedGpu:
         made = self.empty(shape, dtype, device)
         return made.zero_()
 
+    def fill_with_ones(self, buffer: Tensor, count: int) -> None:
+        buffer[:count].fill_(255)
+
     def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
         self.launched.append((kernel, backward))
-        module(kernel).launch(
+        module(kernel, self._races).launch(
             kernel.backward_name if backward else kernel.forward_name,
             params,
             blocks=blocks,
@@ -73,6 +87,13 @@ class EmulatedGpu:
         )
 
 
-def module(kernel: Kernel) -> EmulatedModule:
+def module(kernel: Kernel, races: bool = False) -> EmulatedModule:
     """The kernel's source built for the host."""
-    return build([KERNELS / f"{kernel.source}.cu"], kernel.defines())
+    return build([KERNELS / f"{kernel.source}.cu"], kernel.defines(), races=races, flags=_FLAGS)
+
+
+def build_all(wanted: Iterable[tuple[Kernel, bool]]) -> None:
+    """Builds (kernel, races) pairs side by side, so that the tests which need them find them made."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(module, kernel, races) for kernel, races in dict.fromkeys(wanted)]:
+            done.result()

@@ -1,0 +1,641 @@
+"""The CUDA kernels, run on the host against the float64 oracle, in random orders and guarded memory."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from oracle import (
+    assert_gradient_within_budget,
+    assert_value_within_budget,
+    assert_within_float64,
+    relative,
+    truth,
+)
+from torch import Tensor
+
+from softdtw_cuda import _reference
+from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._cuda.config import Device, Kernel
+from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
+
+HOPPER = Device()
+AMPERE = Device(shared_bytes=166912, capability=(8, 0), processors=108)
+BLACKWELL_DESKTOP = Device(shared_bytes=101376, capability=(12, 0), processors=170)
+TURING = Device(shared_bytes=65536, capability=(7, 5), processors=40)
+
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+NARROW_GRADIENT_BUDGET = 4e-3
+EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+EDGES_TURNED = (33, 129, 31, 64, 128, 1, 65, 63, 32, 127)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and options of one call; d = 0 is a cost matrix, normal series and uniform costs otherwise."""
+
+    batch: int
+    n: int
+    m: int
+    d: int
+    dtype: torch.dtype = F32
+    gamma: float = 1.0
+    bandwidth: int = -1
+    x_lengths: tuple[int, ...] | None = None
+    y_lengths: tuple[int, ...] | None = None
+    offset: float = 0.0
+    scale: float = 1.0
+    broadcast: str = ""
+    aligned: bool = True
+    device: Device = HOPPER
+    seed: int = 0
+    races: bool = False
+
+    def __str__(self) -> str:
+        said = [f"{self.n}x{self.m}", f"d{self.d}" if self.d else "cost", str(self.dtype)[6:]]
+        if self.gamma != 1:
+            said.append(f"gamma{self.gamma:g}")
+        if self.bandwidth >= 0:
+            said.append(f"band{self.bandwidth}")
+        said += [name for name, on in (("lengths", self.x_lengths), ("unaligned", not self.aligned)) if on]
+        if self.offset:
+            said.append(f"offset{self.offset:g}")
+        if self.scale != 1:
+            said.append(f"scale{self.scale:g}")
+        if self.broadcast:
+            said.append(f"one-{self.broadcast}")
+        if self.device is not HOPPER:
+            said.append("sm{}{}".format(*self.device.capability))
+        return "-".join([*said, *(["races"] if self.races else [])])
+
+    @property
+    def plan(self) -> config.Plan:
+        if not self.d:
+            return config.choose(True, 1, self.dtype, self.bandwidth >= 0, self.n <= 32, True, self.device)
+        return config.choose(
+            False, self.d, self.dtype, self.bandwidth >= 0, self.n <= 32, self.aligned, self.device
+        )
+
+    def kernels(self) -> Iterator[tuple[Kernel, bool]]:
+        for kernel in (self.plan.main, self.plan.redo):
+            if kernel is not None:
+                yield kernel, self.races
+
+
+class Inputs(NamedTuple):
+    """Tensors of a case, for the launcher. Padding is NaN. y is None when x is a cost matrix."""
+
+    x: Tensor
+    y: Tensor | None
+    x_lengths: Tensor | None
+    y_lengths: Tensor | None
+    weights: Tensor
+
+
+def _placed(tensor: Tensor, name: str, aligned: bool) -> Tensor:
+    """In guarded memory, at a multiple of 16 bytes or deliberately not."""
+    if aligned:
+        return guarded(tensor, name)
+    flat = torch.cat([tensor.new_zeros(1), tensor.reshape(-1)])
+    return guarded(flat, name)[1:].view(tensor.shape)
+
+
+def inputs_of(case: Case) -> Inputs:
+    generator = torch.Generator().manual_seed(case.seed)
+    weights = torch.rand(case.batch, generator=generator, dtype=F64) + 0.5
+    lengths = [
+        None if given is None else torch.tensor(given, dtype=torch.int32)
+        for given in (case.x_lengths, case.y_lengths)
+    ]
+    if not case.d:
+        cost = (torch.rand(case.batch, case.n, case.m, generator=generator, dtype=F64) * case.scale).to(
+            case.dtype
+        )
+        for sample in range(case.batch):
+            if case.x_lengths is not None:
+                cost[sample, case.x_lengths[sample] :] = math.nan
+            if case.y_lengths is not None:
+                cost[sample, :, case.y_lengths[sample] :] = math.nan
+        return Inputs(_placed(cost, "cost", True), None, *lengths, weights)
+    sides = []
+    for name, steps, given in (("x", case.n, case.x_lengths), ("y", case.m, case.y_lengths)):
+        count = 1 if case.broadcast == name else case.batch
+        side = torch.randn(count, steps, case.d, generator=generator, dtype=F64) * case.scale + case.offset
+        side = side.to(case.dtype)
+        if given is not None and count > 1:
+            for sample, length in enumerate(given):
+                side[sample, length:] = math.nan
+        sides.append(_placed(side, name, case.aligned))
+    return Inputs(*sides, *lengths, weights)
+
+
+class Answer(NamedTuple):
+    """Values and per-sample gradients; grad_y is None for a cost matrix."""
+
+    value: Tensor
+    grad_x: Tensor
+    grad_y: Tensor | None
+    state: Tensor
+
+    def equals(self, other: Answer) -> bool:
+        pairs = zip(self[:3], other[:3], strict=True)
+        return all(
+            (a is None and b is None) or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in pairs
+        )
+
+    def sample_equals(self, other: Answer, sample: int) -> bool:
+        pairs = zip(self[:3], other[:3], strict=True)
+        return all((a is None and b is None) or torch.equal(a[sample], b[sample]) for a, b in pairs)
+
+
+def forward(case: Case, given: Inputs, save: bool = True) -> tuple[Tensor, Tensor]:
+    if given.y is None:
+        return launch.cost_forward(
+            given.x, case.gamma, case.bandwidth, given.x_lengths, given.y_lengths, save
+        )
+    return launch.fused_forward(
+        given.x, given.y, case.gamma, case.bandwidth, given.x_lengths, given.y_lengths, save
+    )
+
+
+def backward(
+    case: Case, given: Inputs, value: Tensor, state: Tensor, weights: Tensor | None = None
+) -> Answer:
+    weights = given.weights if weights is None else weights
+    lengths = given.x_lengths, given.y_lengths
+    if given.y is None:
+        gradient = launch.cost_backward(weights, given.x, value, state, case.gamma, case.bandwidth, *lengths)
+        return Answer(value, gradient, None, state)
+    grad_x, grad_y = launch.fused_backward(
+        weights, given.x, given.y, value, state, case.gamma, case.bandwidth, *lengths, True, True
+    )
+    return Answer(value, grad_x, grad_y, state)
+
+
+Compute = Callable[..., Answer]
+
+
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> Compute:
+    """Forward and backward of a case on an emulated GPU."""
+
+    def run(case: Case, given: Inputs | None = None, gpu: EmulatedGpu | None = None) -> Answer:
+        monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+        monkeypatch.setattr(launch, "gpu", gpu or EmulatedGpu(case.seed, races=case.races))
+        given = given or inputs_of(case)
+        return backward(case, given, *forward(case, given))
+
+    return run
+
+
+def unhealthy(case: Case, state: Tensor) -> list[bool]:
+    """Which samples the narrow kernels flagged as beyond their range."""
+    layout = config.forward_layout(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
+    words = state[layout.health : layout.health + 4 * (case.batch + 1)].view(torch.int32)
+    flags = [word & 1 == 0 for word in words.tolist()]
+    assert flags[-1] == any(flags[:-1]), "the batch's flag sums up the samples'"
+    return flags[:-1]
+
+
+class CostTruth(NamedTuple):
+    value: Tensor
+    gradient: Tensor
+    rounding: float
+
+
+def cost_truth(case: Case, given: Inputs) -> CostTruth:
+    """Eqs. (1, 8) in float64, and what rounding the quotients by gamma to float32 does to the gradient."""
+    cost = given.x.double()
+    lengths = given.x_lengths, given.y_lengths
+    value = _reference.softdtw_from_cost(cost, case.gamma, case.bandwidth, *lengths)
+    scaled = [cost, (cost / case.gamma).float().double() * case.gamma]
+    exact, rounded = (
+        _reference.cost_backward(given.weights, c, value, value, case.gamma, case.bandwidth, *lengths)
+        for c in scaled
+    )
+    return CostTruth(value, exact, relative(rounded, exact))
+
+
+def assert_right(case: Case, given: Inputs, answer: Answer) -> None:
+    """Within the error budgets, and exactly zero in the padding."""
+    steps = case.n + case.m
+    if given.y is None:
+        expected = cost_truth(case, given)
+        value, gradients, rounding = expected.value, [(answer.grad_x, expected.gradient)], expected.rounding
+    else:
+        reference = truth(
+            given.x, given.y, case.gamma, None if case.bandwidth < 0 else case.bandwidth,
+            case.x_lengths, case.y_lengths, given.weights,
+        )  # fmt: skip
+        value, rounding = reference.value, reference.rounding
+        assert answer.grad_y is not None
+        gradients = []
+        for side, measured, exact in (
+            (given.x, answer.grad_x, reference.grad_x),
+            (given.y, answer.grad_y, reference.grad_y),
+        ):
+            assert measured.shape == (case.batch, *side.shape[1:])
+            if side.shape[0] != case.batch:
+                assert measured.dtype == (F64 if case.dtype == F64 else F32)
+                measured = measured.sum(0, keepdim=True)
+            else:
+                assert measured.dtype == case.dtype
+            gradients.append((measured, exact))
+    if case.dtype == F64:
+        assert_within_float64(answer.value, value)
+    else:
+        assert_value_within_budget(answer.value, value, case.gamma, steps)
+    for measured, exact in gradients:
+        assert measured.isfinite().all()
+        if case.dtype == F64:
+            assert_within_float64(measured, exact)
+        elif case.dtype == F32:
+            assert_gradient_within_budget(measured, exact, rounding)
+        else:
+            assert relative(measured, exact) <= max(NARROW_GRADIENT_BUDGET, 10 * rounding)
+    assert_padding_is_zero(case, answer)
+
+
+def assert_padding_is_zero(case: Case, answer: Answer) -> None:
+    for sample in range(case.batch):
+        if case.x_lengths is not None:
+            assert (answer.grad_x[sample, case.x_lengths[sample] :] == 0).all()
+        if case.y_lengths is not None:
+            padding = answer.grad_x[sample].T if answer.grad_y is None else answer.grad_y[sample]
+            assert (padding[case.y_lengths[sample] :] == 0).all()
+
+
+# ---- right answers
+
+EDGE_LENGTHS = {"x_lengths": EDGES, "y_lengths": EDGES_TURNED}
+SOME_LENGTHS = {"x_lengths": (70, 33, 1), "y_lengths": (64, 31, 9)}
+
+RIGHT = [
+    # Univariate
+    Case(10, 129, 129, 1, **EDGE_LENGTHS),
+    Case(2, 150, 100, 1, gamma=0.1),
+    Case(2, 20, 70, 1),
+    Case(2, 70, 70, 1, bandwidth=0),
+    Case(3, 70, 64, 1, bandwidth=40, **SOME_LENGTHS),
+    Case(2, 200, 190, 1, bandwidth=12, gamma=0.1),
+    Case(2, 90, 40, 1, dtype=BF16, broadcast="y"),
+    Case(2, 66, 40, 1, offset=1000.0, gamma=0.01),
+    # Direct differences
+    Case(10, 129, 129, 5, **EDGE_LENGTHS),
+    Case(2, 130, 75, 2, gamma=0.1),
+    Case(2, 70, 130, 16, broadcast="x"),
+    Case(3, 65, 65, 5, bandwidth=0),
+    Case(3, 70, 64, 8, bandwidth=40, **SOME_LENGTHS),
+    Case(2, 130, 200, 5, bandwidth=75),
+    Case(2, 40, 66, 7, offset=1000.0),
+    Case(2, 70, 40, 4, dtype=F16),
+    # Tensor cores
+    Case(10, 129, 129, 64, **EDGE_LENGTHS),
+    Case(2, 70, 100, 17, gamma=0.1),
+    Case(2, 70, 66, 33),
+    Case(2, 66, 70, 64, aligned=False),
+    Case(2, 70, 66, 130),
+    Case(2, 80, 120, 64, bandwidth=50, broadcast="y"),
+    Case(3, 70, 64, 60, bandwidth=40, **SOME_LENGTHS),
+    Case(2, 30, 66, 40),
+    Case(2, 66, 70, 64, offset=1000.0),
+    Case(2, 70, 130, 64, dtype=BF16),
+    Case(2, 70, 40, 64, dtype=BF16, offset=200.0, scale=0.25, broadcast="x"),
+    Case(2, 66, 70, 40, dtype=F16),
+    # A cost matrix
+    Case(10, 129, 129, 0, **EDGE_LENGTHS),
+    Case(2, 150, 100, 0, bandwidth=55, gamma=0.1),
+    Case(2, 65, 65, 0, bandwidth=0),
+    Case(2, 70, 66, 0, dtype=BF16),
+    # float64
+    Case(10, 129, 129, 3, dtype=F64, **EDGE_LENGTHS),
+    Case(2, 70, 66, 20, dtype=F64, bandwidth=9, gamma=0.01, broadcast="x"),
+    Case(2, 140, 70, 0, dtype=F64, gamma=0.1),
+]  # fmt: skip
+TINY = [
+    Case(2, n, m, d)
+    for d in (1, 5, 64, 0)
+    for n, m in ((1, 1), (1, 40), (40, 1))
+]  # fmt: skip
+EXACT_SIZES = [
+    Case(1, n, m, d)
+    for d in (1, 5, 33)
+    for n, m in ((31, 33), (32, 64), (33, 32), (64, 65), (65, 63), (127, 129), (128, 128))
+]  # fmt: skip
+OTHER_DEVICES = [
+    Case(3, 140, 80, 64, device=BLACKWELL_DESKTOP),
+    Case(2, 100, 110, 5, device=BLACKWELL_DESKTOP, bandwidth=20),
+    Case(2, 70, 80, 0, device=BLACKWELL_DESKTOP),
+    Case(2, 70, 80, 130, device=AMPERE),
+    Case(3, 140, 80, 64, device=AMPERE),
+    Case(2, 100, 40, 5, device=TURING),
+    Case(2, 70, 40, 33, device=TURING),
+    Case(2, 130, 40, 1, device=TURING),
+    Case(2, 70, 60, 16, device=TURING, bandwidth=20),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ready(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the selected tests need is built on all cores before the first; tensors here are tiny."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    cases = [spec.params["case"] for spec in specs if spec is not None and "case" in spec.params]
+    build_all(pair for case in cases for pair in case.kernels())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", [*RIGHT, *TINY, *EXACT_SIZES, *OTHER_DEVICES], ids=str)
+def test_right(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    before = [None if tensor is None else tensor.clone() for tensor in given]
+    answer = compute(case, given)
+    assert_right(case, given, answer)
+    for tensor, copy in zip(given, before, strict=True):
+        assert tensor is None or torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8)), (
+            "inputs are read only"
+        )
+    unsaved, nothing = forward(case, given, save=False)
+    assert nothing.numel() == 0
+    assert torch.equal(unsaved, answer.value), "saving changes nothing"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(2, 70, 66, 1), Case(2, 70, 66, 5), Case(2, 70, 66, 64), Case(2, 70, 66, 3, dtype=F64)],
+    ids=str,
+)
+def test_any_batch_stride_and_rows_that_are_not_dense(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    expected = compute(case, given)
+    assert given.y is not None
+    room_x, room_y = (
+        torch.full((2, side.shape[1] + 3, case.d), math.nan, dtype=case.dtype) for side in given[:2]
+    )
+    room_x[:, :70], room_y[:, :66] = given.x, given.y
+    assert compute(case, given._replace(x=room_x[:, :70], y=room_y[:, :66])).equals(expected)
+    turned = given.x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert compute(case, given._replace(x=turned)).equals(expected)
+
+
+# ---- one gradient, two gradients, twice
+
+FAMILIES = [
+    Case(3, 150, 100, 1),
+    Case(3, 150, 100, 5),
+    Case(3, 150, 100, 64),
+    Case(3, 150, 100, 130),
+    Case(3, 150, 100, 0),
+    Case(3, 150, 100, 3, dtype=F64),
+    Case(3, 150, 100, 64, dtype=BF16),
+]
+FUSED_FAMILIES = [case for case in FAMILIES if case.d]
+FLAGGED = [
+    Case(3, 150, 100, 1, gamma=1e-6, scale=1000.0),
+    Case(3, 150, 100, 5, gamma=1e-6, scale=1000.0),
+    Case(3, 150, 100, 64, gamma=1e-6, scale=1000.0),
+    Case(3, 150, 100, 0, gamma=1e-6, scale=1000.0),
+    Case(2, 70, 66, 64, dtype=BF16, gamma=1e-6, scale=1000.0),
+]
+
+
+@pytest.mark.parametrize("case", [*FUSED_FAMILIES, FLAGGED[0], FLAGGED[2]], ids=str)
+def test_one_side_alone(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    both = compute(case, given)
+    arguments = (given.weights, *given[:2], both.value, both.state, case.gamma, case.bandwidth, None, None)
+    grad_x, nothing = launch.fused_backward(*arguments, True, False)
+    assert nothing.numel() == 0
+    assert torch.equal(grad_x, both.grad_x)
+    nothing, grad_y = launch.fused_backward(*arguments, False, True)
+    assert nothing.numel() == 0
+    assert torch.equal(grad_y, both.grad_y)
+
+
+@pytest.mark.parametrize("case", [*FAMILIES, *FLAGGED], ids=str)
+def test_a_second_backward_from_the_same_state(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    first = compute(case, given)
+    doubled = backward(case, given, first.value, first.state, 2 * given.weights)
+    assert torch.equal(doubled.grad_x, 2 * first.grad_x)
+    assert backward(case, given, first.value, first.state).equals(first)
+
+
+# ---- orders
+
+CHAINS = [
+    Case(2, 330, 70, 1),
+    Case(2, 330, 300, 1, bandwidth=45),
+    Case(2, 330, 70, 5),
+    Case(2, 330, 300, 5, bandwidth=45),
+    Case(2, 330, 70, 64),
+    Case(2, 330, 300, 64, bandwidth=45),
+    Case(2, 330, 70, 130),
+    Case(2, 330, 70, 0),
+    Case(2, 330, 70, 3, dtype=F64),
+    Case(2, 330, 70, 64, dtype=BF16),
+    Case(2, 330, 70, 5, gamma=1e-6, scale=1000.0),
+    Case(2, 330, 70, 0, gamma=1e-6, scale=1000.0),
+    Case(2, 200, 70, 64, device=BLACKWELL_DESKTOP),
+]
+"""At least five strips each, so that rows, turns and tickets are handed on several times."""
+
+
+@pytest.mark.parametrize("case", CHAINS, ids=str)
+def test_every_order_gives_the_same_bits(compute: Compute, case: Case) -> None:
+    assert case.plan.main.strips(case.n) >= 5
+    given = inputs_of(case)
+    expected = compute(case, given, EmulatedGpu(0, resident=1))
+    assert_right(case, given, expected)
+    for gpu in (
+        EmulatedGpu(1, resident=2, flush="start"),
+        EmulatedGpu(2, resident=8),
+        EmulatedGpu(3, resident=8, relaxed=True),
+        EmulatedGpu(4, resident=3, relaxed=True, flush="start"),
+        EmulatedGpu(5, resident=2, relaxed=True),
+    ):
+        assert compute(case, given, gpu).equals(expected)
+
+
+RACES = [
+    Case(2, 200, 70, 1, races=True),
+    Case(2, 200, 150, 5, bandwidth=70, races=True),
+    Case(2, 200, 70, 64, races=True),
+    Case(2, 200, 70, 130, races=True),
+    Case(2, 200, 70, 0, races=True),
+    Case(2, 200, 70, 3, dtype=F64, races=True),
+    Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True),
+]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc")
+@pytest.mark.parametrize("case", RACES, ids=str)
+def test_no_races(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    assert_right(case, given, compute(case, given, EmulatedGpu(0, resident=8, relaxed=True, races=True)))
+
+
+# ---- beyond the narrow range
+
+
+@pytest.mark.parametrize("case", FLAGGED, ids=str)
+def test_samples_beyond_the_narrow_range_are_walked_again(compute: Compute, case: Case) -> None:
+    given, gpu = inputs_of(case), EmulatedGpu()
+    answer = compute(case, given, gpu)
+    assert unhealthy(case, answer.state) == [True] * case.batch
+    main, redo = case.plan.main, case.plan.redo
+    assert gpu.launched == [(main, False), (redo, False), (main, True), (redo, False), (redo, True)]
+    assert_right(case, given, answer)
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_ordinary_samples_are_not(compute: Compute, case: Case) -> None:
+    if case.plan.redo is not None:
+        assert unhealthy(case, compute(case).state) == [False] * case.batch
+
+
+@pytest.mark.parametrize(
+    "case", [replace(case, gamma=1e-3) for case in FAMILIES if case.dtype == F32], ids=str
+)
+def test_one_sample_beyond_the_range_leaves_the_others_alone(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    expected = compute(case, given)
+    assert unhealthy(case, expected.state) == [False] * 3
+    x = given.x.clone()
+    x[1] *= 1e5
+    stretched = given._replace(x=x)
+    answer = compute(case, stretched, EmulatedGpu(1, resident=2))
+    assert unhealthy(case, answer.state) == [False, True, False]
+    assert_right(case, stretched, answer)
+    for sample in (0, 2):
+        assert answer.sample_equals(expected, sample)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(family, gamma=gamma, scale=scale)
+        for family in (Case(2, 70, 66, 1), Case(2, 70, 66, 5), Case(2, 70, 66, 64), Case(2, 70, 66, 0))
+        for gamma in (1e-6, 1e-4, 1e-2, 1e2, 1e6)
+        for scale in (1e-3, 1.0, 1e3)
+    ],
+    ids=str,
+)
+def test_any_gamma_and_any_size_of_costs(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    assert_right(case, given, compute(case, given))
+
+
+@pytest.mark.parametrize("case", [Case(2, 100, 90, 64), Case(2, 100, 90, 130)], ids=str)
+def test_a_spike_that_the_frame_did_not_see(compute: Compute, case: Case) -> None:
+    """Planes of 16 bits are scaled by a sample of y; one row far outside must not be taken for near."""
+    given = inputs_of(case)
+    assert given.y is not None
+    given.y[0, 44] = 3e5
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [True, False]
+    assert_right(case, given, answer)
+
+
+# ---- broken and forbidden
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@pytest.mark.parametrize("side", ["x", "y"])
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_broken_sample_breaks_itself_alone(compute: Compute, case: Case, side: str, broken: float) -> None:
+    given = inputs_of(case)
+    expected = compute(case, given)
+    if given.y is None and (side == "y" or broken > 0):
+        pytest.skip("+inf in a cost matrix forbids a cell; there is no y")
+    tensor = given.x.clone() if side == "x" else given.y.clone()
+    tensor[1, 67, -1] = broken
+    answer = compute(case, given._replace(**{side: tensor}))
+    assert not answer.value[1].isfinite()
+    if math.isnan(broken):
+        assert answer.value[1].isnan()
+    if answer.value[1].isnan():
+        assert answer.grad_x[1].isnan().any()
+    for sample in (0, 2):
+        assert answer.sample_equals(expected, sample)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(6, 70, 66, 0), Case(6, 70, 66, 0, dtype=F64), Case(6, 70, 66, 5, bandwidth=8)], ids=str
+)
+def test_bad_lengths_give_nan(compute: Compute, case: Case) -> None:
+    """They may live on the GPU, where nobody has checked them."""
+    given = inputs_of(case)
+    x_lengths = torch.tensor([70, 0, 71, 60, -5, 66], dtype=torch.int32)
+    y_lengths = torch.tensor([66, 9, 66, 2**31 - 1, 3, 60], dtype=torch.int32)
+    answer = compute(case, given._replace(x_lengths=x_lengths, y_lengths=y_lengths))
+    assert answer.value.isnan().tolist() == [False, True, True, True, True, False]
+    good = replace(case, batch=1)
+    for sample in (0, 5):
+        n, m = int(x_lengths[sample]), int(y_lengths[sample])
+        alone = inputs_of(replace(good, x_lengths=(n,), y_lengths=(m,)))
+        x = given.x[sample : sample + 1]
+        y = None if given.y is None else given.y[sample : sample + 1]
+        answer_alone = compute(good, alone._replace(x=x, y=y, weights=given.weights[sample : sample + 1]))
+        assert torch.equal(answer_alone.value[0], answer.value[sample])
+        assert torch.equal(answer_alone.grad_x[0], answer.grad_x[sample])
+
+
+COSTS = [
+    pytest.param(
+        Case(4, 150, 100, 0),
+        marks=pytest.mark.xfail(
+            reason="2^-88 of the mass passes a forbidden cell of float32 costs", strict=True
+        ),
+    ),
+    Case(4, 150, 100, 0, dtype=F64),
+    Case(4, 150, 100, 0, dtype=F16),
+]
+
+
+@pytest.mark.parametrize("case", COSTS, ids=str)
+def test_forbidden_and_negative_costs(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)
+    cost = given.x.clone()
+    cost -= 0.75
+    holes = torch.rand(cost.shape, generator=torch.Generator().manual_seed(1)) < 0.15
+    holes[:, 0, 0] = holes[:, -1, -1] = False
+    holes[1:3] = False
+    holes[1, 80] = True
+    holes[1, 80, 77] = False  # a wall with one gap
+    holes[2, 80] = True  # a wall without
+    cost = cost.masked_fill(holes, math.inf)
+    answer = compute(case, given._replace(x=cost))
+    assert answer.value[2] == math.inf
+    assert (answer.grad_x[2] == 0).all()
+    assert (answer.grad_x[holes] == 0).all()
+    keep = [0, 1, 3]
+    some = replace(case, batch=3)
+    given = given._replace(x=cost[keep], weights=given.weights[keep])
+    assert_right(some, given, Answer(answer.value[keep], answer.grad_x[keep], None, answer.state))
+
+
+@pytest.mark.parametrize(
+    "case", [Case(3, 150, 100, 0), Case(3, 100, 150, 0, bandwidth=60), Case(3, 90, 90, 0, dtype=F64)], ids=str
+)
+def test_mass_is_conserved(compute: Compute, case: Case) -> None:
+    """A path is on each anti-diagonal or jumps it with a diagonal step, and then it is on both neighbours."""
+    given = inputs_of(case)
+    given = given._replace(weights=torch.ones(case.batch, dtype=F64))
+    mass = compute(case, given).grad_x.double()
+    sums = torch.stack([mass.flip(2).diagonal(k, 1, 2).sum(1) for k in range(case.m - 1, -case.n, -1)], 1)
+    tolerance = 1e-12 if case.dtype == F64 else 1e-5
+    assert sums.shape == (case.batch, case.n + case.m - 1)
+    assert (sums[:, [0, -1]] - 1).abs().max() <= tolerance
+    assert sums.max() <= 1 + tolerance
+    assert (sums[:, 1:] + sums[:, :-1]).min() >= 1 - tolerance
+    for axis in (1, 2):  # every path visits every row and every column
+        assert mass.sum(axis).min() >= 1 - tolerance
