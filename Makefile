@@ -41,8 +41,10 @@ gpu-test:
 	else $(MAKE) --no-print-directory setup && python=$(BIN)/python; fi; \
 	PYTHONPATH=src $$python -m pytest -m gpu
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(ARGS)
+bench:
+	@if $(call HAS_CUDA,$(PYTHON)); then python=$(PYTHON); \
+	else $(MAKE) --no-print-directory setup && python=$(BIN)/python; fi; \
+	$$python -m benchmarks $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -264,22 +264,17 @@ def _name_lines(axes: Axes) -> None:
         return
     figure = axes.figure
     spacing = 9.5 * figure.dpi / 72
+    floor = axes.get_ylim()[0]
     ends = []
     for line in named:
-        x, y = float(line.get_xdata()[-1]), float(line.get_ydata()[-1])  # type: ignore[index,arg-type]
+        x, y = float(line.get_xdata()[-1]), max(float(line.get_ydata()[-1]), floor)  # type: ignore[index,arg-type]
         ends.append((axes.transData.transform((x, y))[1], x, y, line))
     ends.sort(key=lambda end: end[0])
-    heights: list[float] = []
-    for wanted, *_ in ends:
-        heights.append(max(wanted, heights[-1] + spacing) if heights else wanted)
-    # Pushed up only, the names would hang above their lines: centre them again.
-    shift = sum(height - end[0] for height, end in zip(heights, ends, strict=True)) / len(ends)
-    bottom = axes.transAxes.transform((0, 0))[1]
-    shift = min(shift, heights[0] - bottom)
+    heights = _apart([end[0] for end in ends], spacing)
     right = axes.transAxes.transform((1, 0))[0]
     for height, (_, x, y, line) in zip(heights, ends, strict=True):
         colour: Any = line.get_color()
-        place = axes.transAxes.inverted().transform((right, height - shift))
+        place = axes.transAxes.inverted().transform((right, height))
         axes.annotate(
             str(line.get_label()),
             (x, y),
@@ -293,6 +288,21 @@ def _name_lines(axes: Axes) -> None:
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 0},
         )
+
+
+def _apart(wanted: Sequence[float], spacing: float) -> list[float]:
+    """Ascending heights, moved until neighbours are `spacing` apart: each crowd about its own centre."""
+    crowds: list[list[float]] = []
+    for height in wanted:
+        crowds.append([height])
+        while len(crowds) > 1 and _place(crowds[-2], spacing)[-1] + spacing > _place(crowds[-1], spacing)[0]:
+            crowds[-2:] = [crowds[-2] + crowds[-1]]
+    return [height for crowd in crowds for height in _place(crowd, spacing)]
+
+
+def _place(crowd: Sequence[float], spacing: float) -> list[float]:
+    middle = sum(crowd) / len(crowd)
+    return [middle + (i - (len(crowd) - 1) / 2) * spacing for i in range(len(crowd))]
 
 
 def _accuracy(rows: Sequence[Row], device: str) -> Figure:
@@ -321,7 +331,7 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
         axes, strip = _panel(figure, grid[i, j], len(failing), sharey=first)
         first = first or axes
         chosen = [row for row in rows if int(row["N"]) == length and int(row["D"]) == d]
-        _lines(axes, chosen, providers, gamma_of, 1e-17)
+        _lines(axes, chosen, providers, gamma_of, 1e-30)
         axes.set_xscale("log")
         ticks = sorted({float(row["gamma"]) for row in chosen})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -339,8 +349,9 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
         if is_last:
             last_column.append(axes)
     assert first is not None
-    low, high = first.get_ylim()
-    first.set_ylim(low, max(high, 1.5))
+    high = max((2 * float(row["p80"]) for row in rows if row["status"] == "ok"), default=1.0)
+    # Below float32's own rounding there is nothing to see, and only the limit goes there.
+    first.set_ylim(1e-8, max(high, 1.5))
     for axes in last_column:
         _name_lines(axes)
     return figure

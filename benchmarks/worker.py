@@ -361,16 +361,16 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     for line in requests:
         request = json.loads(line)
         operation = request.pop("do")
-        healthy = True
         try:
             answer = {"status": "ok", **getattr(worker, operation)(**request)}
         except Exception as error:
             status, note = status_of(error)
-            error.__traceback__ = None  # its frames hold the tensors that did not fit
-            healthy = is_healthy(worker)
-            answer = {"status": status, "note": note, "healthy": healthy}
+            answer = {"status": status, "note": note}
+        # Only here, since the exception kept the tensors alive that did not fit.
+        if answer["status"] != "ok":
+            answer["healthy"] = is_healthy(worker)
         print(json.dumps(answer), file=answers, flush=True)
-        if not healthy:
+        if not answer.get("healthy", True):
             return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import torch
 from benchmarks import records, tables
 from benchmarks.__main__ import command_line, main
 from benchmarks.bounds import GPUS, least_seconds
-from benchmarks.cases import ACCURACY, SUITES, Case, cases_of
+from benchmarks.cases import ACCURACY, HOST, SUITES, Case, cases_of
+from benchmarks.plots import _apart
 from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
 from benchmarks.runner import Runner, Settings
 
@@ -31,7 +33,7 @@ ADAPTERS = {
     "    raise ValueError('no such luck\\nsecond line')",
     "needs too much": "import torch\ndef make_loss(case, device):\n"
     "    if case.suite == 'start': return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))\n"
-    "    return lambda x, y, *lengths: x.sum((1, 2)) * torch.empty(1 << 60)[0]",
+    "    return lambda x, y, *lengths: x.sum((1, 2)) * torch.empty(1 << 58, device=device)[0]",
     "sleeps": "import time\ndef make_loss(case, device):\n"
     "    if case.suite != 'start': time.sleep(60)\n"
     "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))",
@@ -265,6 +267,27 @@ def test_accuracy_knows_right_from_wrong(peer: Callable[[str], Provider]) -> Non
         assert 0 < float(errors[ROUNDING, gamma]["p50"]) < 1e-5
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(peer: Callable[[str], Provider]) -> None:
+    accuracy = Case("accuracy", 2, 40, 40, 20, gamma=0.1, kind=ACCURACY)
+    settings = Settings(device="cuda", seconds=0.02, limit=60.0)
+    providers = [*installed()[0][:2], peer("needs too much"), peer("exits")]
+    with Runner(providers, settings) as runner:
+        rows = runner.run([TINY, Case("targets", 2, 64, 64, 20, kind=HOST), accuracy], None, progress=False)
+    assert {r["device"] for r in rows} == {torch.cuda.get_device_name()}
+    for name in (OURS_FUSED, OURS_COST):
+        mine = {(r["suite"], r["metric"]): r for r in rows if r["provider"] == name}
+        assert {r["status"] for r in mine.values()} == {"ok"}
+        assert mine["paper", "time"]["method"] == "CUDA graph"
+        assert mine["paper", "time, eager"]["method"] == "CUDA events"
+        assert mine["paper", "memory"]["method"] == "torch's peak"
+        assert mine["targets", "host time"]["method"] == "wall clock"
+        assert float(mine["accuracy", "gradient error"]["p50"]) < 1e-5
+    statuses = {r["provider"]: r["status"] for r in rows if r["suite"] == "paper"}
+    assert statuses["needs too much"] == "oom"
+    assert statuses["exits"] == "crash"
+
+
 # Plots and tables
 
 
@@ -309,6 +332,15 @@ def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFix
         assert text in svg
     assert "NaN or inf" in (tmp_path / "plots" / "accuracy-test-device.svg").read_text()
     assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+def test_names_of_lines_do_not_overlap() -> None:
+    wanted = [0.0, 1.0, 2.0, 50.0, 51.0, 100.0]
+    placed = _apart(wanted, 10.0)
+    assert all(b - a >= 10.0 - 1e-9 for a, b in itertools.pairwise(placed))
+    assert placed == pytest.approx([-9.0, 1.0, 11.0, 45.5, 55.5, 100.0])
+    crowded = _apart([float(i) for i in range(9)], 3.0)
+    assert sum(crowded) / 9 == pytest.approx(4.0)
 
 
 def test_plot_without_results_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
