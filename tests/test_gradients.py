@@ -165,7 +165,7 @@ def test_narrow_types(device: str, dtype: torch.dtype, fused: bool) -> None:
     for grad, true_grad in ((x.grad, expected.grad_x), (y.grad, expected.grad_y)):
         assert grad.dtype == dtype
         # The gradient is right to float32; what is left is its own rounding to the narrow type.
-        assert relative(grad, true_grad) <= torch.finfo(dtype).eps
+        assert relative(grad, true_grad) <= torch.finfo(dtype).eps / 2
 
 
 def test_narrow_values_do_not_overflow(device: str) -> None:
@@ -178,12 +178,17 @@ def test_narrow_values_do_not_overflow(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_broadcast_gradient_is_summed_in_full_precision(device: str, dtype: torch.dtype) -> None:
     one = torch.randn(1, 20, 2, device=device).to(dtype).requires_grad_()
-    many = torch.randn(200, 25, 2, device=device).to(dtype)
-    softdtw(one, many, gamma=0.1).sum().backward()
-    expected = truth(one, many, 0.1)
+    many = torch.randn(50, 25, 2, device=device).repeat_interleave(2, 0)
+    many = (many + 0.02 * torch.randn(100, 25, 2, device=device)).to(dtype)
+    # Neighbours nearly cancel, so a sum over samples already rounded to bfloat16 has no digit left.
+    weights = torch.tensor([1.0, -1.0] * 50, device=device)
+    (softdtw(one, many, gamma=0.1) @ weights).backward()
+    expected = truth(one, many, 0.1, weights=weights)
     assert one.grad.dtype == dtype
     assert one.grad.shape == one.shape
-    assert relative(one.grad, expected.grad_x) <= (1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps)
+    assert relative(one.grad, expected.grad_x) <= (
+        1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -156,7 +156,10 @@ def test_narrow(device: str, problem: Problem, dtype: torch.dtype) -> None:
             # Its own rounding, and that of numbers too small for float16's exponent.
             smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
             absolute = smallest * math.sqrt(grad.numel()) / max(grad.norm().item(), 1e-300)
-            assert relative(side.grad, grad) <= torch.finfo(dtype).eps + 10 * expected.rounding + absolute
+            assert (
+                relative(side.grad, grad)
+                <= torch.finfo(dtype).eps / 2 + 1e-5 + 10 * expected.rounding + absolute
+            )
 
 
 @RELAXED

@@ -102,6 +102,11 @@ def test_as_a_backend_broken_samples() -> None:
     grad = _reference.cost_backward(torch.ones(3), cost, value, state, 1.0, -1, None, None)
     assert (grad[0] == 0).all()
     assert grad[1].isnan().all()
+    lengths = torch.tensor([6, 5, 6]), torch.tensor([6, 4, 6])
+    padded = _reference.cost_backward(torch.ones(3), cost, value, state, 1.0, -1, *lengths)
+    assert padded[1, :5, :4].isnan().all()
+    assert (padded[1, 5:] == 0).all()
+    assert (padded[1, :, 4:] == 0).all()
     assert_within_float64(
         grad[2].double(), _reference.alignment_from_cost(cost[2:].double(), 1.0)[0], tolerance=1e-7
     )

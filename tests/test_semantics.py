@@ -125,6 +125,18 @@ def test_a_broken_sample_breaks_itself_alone(device: str, dist: str, fused: bool
         assert torch.equal(y.grad[sample], healthy_y.grad[sample])
 
 
+@FUSED
+def test_a_broken_sample_leaves_its_padding_alone(device: str, fused: bool) -> None:
+    x, y = padded(device, 0.0)
+    with torch.no_grad():
+        x[0, 5] = math.nan
+    softdtw(x, y, fused=fused, x_lengths=X_LENGTHS, y_lengths=Y_LENGTHS).sum().backward()
+    assert x.grad[0, : X_LENGTHS[0]].isnan().any()
+    assert (x.grad[0, X_LENGTHS[0] :] == 0).all()
+    assert (y.grad[0, Y_LENGTHS[0] :] == 0).all()
+    assert torch.isfinite(x.grad[1:]).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_infeasible_cost_matrix_gives_inf_and_no_gradient(device: str, dtype: torch.dtype) -> None:
     cost = torch.rand(3, 40, 40, dtype=dtype, device=device)

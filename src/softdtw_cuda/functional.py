@@ -328,13 +328,14 @@ def _each(series: Tensor, lengths: Tensor | None, batch: int) -> Iterator[tuple[
 
 def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Tensor:
     """(B, N, M) cost matrix, in float32 for narrower input."""
+    # First of all, so that the gradient of a broadcast side is summed before it is rounded.
+    if x.dtype in (torch.float16, torch.bfloat16):
+        x, y = x.float(), y.float()
     # NaN in the padding would come back through the distance's own gradient, as 0 * NaN.
     if x_lengths is not None:
         x = fill_padding(x, x_lengths)
     if y_lengths is not None:
         y = fill_padding(y, y_lengths)
-    if x.dtype in (torch.float16, torch.bfloat16):
-        x, y = x.float(), y.float()
     if metric.is_named:
         return metric.cost(x, y)
     batch = _ops.batch_size(x, y)
