@@ -723,8 +723,8 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
     i32 row = s.first_row + r;
     if (row < s.n && column < s.m) {
       float e = align_at(ring, start, r, lane);
-      // What leaked through forbidden cells is far below the last bit of anything: exactly zero.
-      e = in_band(s, row, column) && !(e < 1.0e-28f) ? e * factor : 0.0f;
+      // At most 2^-66 leaks through forbidden cells, far below the last bit of anything: exactly zero.
+      e = in_band(s, row, column) && !(e < 1.0e-19f) ? e * factor : 0.0f;
       store_gradient(p.grad_x, ((i64)s.pair * p.n + row) * p.m + column, e, p.grad_x_wide);
     }
   }
