@@ -1,0 +1,357 @@
+"""Launch choices, which are pure functions: no GPU, no compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+import softdtw_cuda._ops  # noqa: F401  (registers the operators)
+from softdtw_cuda._cuda import compile as compiling
+from softdtw_cuda._cuda import config
+from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel, Plan
+from softdtw_cuda._cuda.params import Params
+
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+HOPPER = Device(232448, (9, 0), 132)
+AMPERE = Device(166912, (8, 0), 108)
+ADA = Device(101376, (8, 9), 128)
+TURING = Device(65536, (7, 5), 40)
+DEVICES = {"sm_90": HOPPER, "sm_80": AMPERE, "sm_89": ADA, "sm_75": TURING}
+FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 4096)
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "weakest_device", lambda: HOPPER)
+
+
+def every_plan() -> list[tuple[Plan, Device]]:
+    choices = itertools.product(
+        (False, True),
+        FEATURES,
+        config.INPUT_CODES,
+        (False, True),
+        (False, True),
+        (False, True),
+        DEVICES.values(),
+    )
+    return list(dict.fromkeys((config.choose(*choice), choice[-1]) for choice in choices))
+
+
+def plan(d: int, dtype: torch.dtype = F32, *, device: Device = HOPPER, **options: bool) -> Plan:
+    flags = {"banded": False, "short": False, "aligned": True, **options}
+    return config.choose(False, d, dtype, flags["banded"], flags["short"], flags["aligned"], device)
+
+
+# ---- choices
+
+
+class TestChoice:
+    def test_features_decide_the_family(self) -> None:
+        modes = {d: plan(d).main.mode for d in FEATURES}
+        assert modes == {d: UNIVARIATE if d == 1 else DIRECT if d <= 16 else TENSOR for d in FEATURES}
+
+    @pytest.mark.parametrize("d", FEATURES[1:])
+    def test_a_kernel_has_room_for_the_features(self, d: int) -> None:
+        kernel = plan(d).main
+        assert kernel.sliced == (d > 64)
+        assert kernel.sliced or kernel.dims >= d
+        assert kernel.dims % (16 if kernel.mode == TENSOR else 4) == 0
+
+    def test_wide_loads_only_where_rows_are_aligned_and_full(self) -> None:
+        whole = {d: plan(d).main.whole for d in FEATURES}
+        assert {d for d, is_whole in whole.items() if is_whole} == {32, 64, 128, 4096}
+        assert not any(plan(d, aligned=False).main.whole for d in FEATURES)
+
+    @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+    def test_float64_is_wide_and_needs_no_second_walk(self, device: Device) -> None:
+        for d in FEATURES:
+            chosen = plan(d, F64, device=device)
+            assert chosen.main.wide
+            assert chosen.redo is None
+        assert config.choose(True, 1, F64, False, False, True, device).main.mode == COST
+
+    def test_a_narrow_kernel_has_a_wide_second(self) -> None:
+        for chosen, _ in every_plan():
+            main, redo = chosen.main, chosen.redo
+            assert main.wide == (redo is None)
+            if redo is not None:
+                assert redo.wide
+                assert redo.input_code == main.input_code
+                assert (redo.mode == COST) == (main.mode == COST)
+
+    def test_without_matrix_instructions_nothing_is_sent_to_tensor_cores(self) -> None:
+        for chosen, device in every_plan():
+            assert chosen.main.mode != TENSOR or device.capability >= (8, 0)
+
+    def test_a_band_or_a_cost_matrix_can_forbid_cells(self) -> None:
+        for d in FEATURES:
+            assert plan(d, banded=True).main.banded
+            assert not plan(d).main.banded
+        assert config.choose(True, 1, F32, False, False, True, HOPPER).main.banded
+
+    def test_short_series_have_short_strips(self) -> None:
+        for d in FEATURES:
+            assert plan(d, short=True).main.strip_rows == 32
+            assert plan(d).main.strip_rows == 64
+        assert config.fused_plan(32, 8, F32, -1).main.strips(32) == 1
+        assert config.fused_plan(33, 8, F32, -1).main.strips(33) == 1
+
+    @pytest.mark.parametrize("aligned", [True, False])
+    def test_alignment_does_not_change_the_state(self, aligned: bool) -> None:
+        """The size of the state is asked for without knowing addresses."""
+        for d, dtype, bandwidth, n in itertools.product(FEATURES, config.INPUT_CODES, (-1, 7), (20, 500)):
+            chosen = config.fused_plan(n, d, dtype, bandwidth, aligned)
+            layout = config.forward_layout(chosen, 3, n, 400, bandwidth, True)
+            assert layout.total == config.fused_state_bytes(3, n, 400, d, dtype, bandwidth)
+
+    def test_the_same_question_has_the_same_answer(self) -> None:
+        assert plan(64) is plan(64)
+        assert hash(plan(64).main) == hash(plan(64).main)
+        assert plan(64).main != plan(64, banded=True).main
+
+
+class TestLimits:
+    def test_shared_memory_fits_the_device(self) -> None:
+        for chosen, device in every_plan():
+            for kernel in (chosen.main, chosen.redo):
+                if kernel is not None:
+                    assert kernel.forward_shared <= device.shared_bytes, kernel
+                    assert kernel.backward_shared <= device.shared_bytes, kernel
+                    assert kernel.forward_shared % 16 == kernel.backward_shared % 16 == 0
+
+    def test_the_resident_blocks_of_the_forward_share_a_processor(self) -> None:
+        """FORWARD_BLOCKS bounds registers; on a data-centre card shared memory allows as many."""
+        for chosen, device in every_plan():
+            kernel = chosen.main
+            if kernel.source == "tiled" and device is HOPPER:
+                # Each block has a kilobyte for the system; a processor has one more than a block can get.
+                blocks = (device.shared_bytes + 1024) // (kernel.forward_shared + 1024)
+                assert blocks >= kernel.forward_blocks, (kernel, blocks)
+
+    def test_threads_are_whole_warps(self) -> None:
+        for chosen, _ in every_plan():
+            for threads in (chosen.main.forward_threads, chosen.main.backward_threads):
+                assert threads % 32 == 0
+                assert threads <= 1024
+
+    def test_macros_are_integers_that_the_sources_use(self) -> None:
+        for source in ("inline", "tiled"):
+            words = set(re.findall(r"\w+", compiling.source_text(f"{source}.cu")))
+            for chosen, _ in every_plan():
+                if chosen.main.source == source:
+                    assert chosen.main.defines().keys() <= words
+                    assert all(isinstance(value, int) for value in chosen.main.defines().values())
+
+
+# ---- geometry: what kernels index must lie inside what was laid out
+
+
+def strip_extent(kernel: Kernel, index: int, n: int, m: int, bandwidth: int) -> tuple[range, range]:
+    """Checkpoints that a strip of a pair saves, and the columns of its bottom row, as in recurrence.cuh."""
+    radius = bandwidth if bandwidth >= 0 else n + m
+    first_row = index * kernel.strip_rows
+    last_row = min(n - 1, first_row + kernel.strip_rows - 1)
+    first_column = max(0, first_row - radius)
+    last_column = min(m - 1, last_row + radius)
+    last_step = last_column + last_row - first_row
+    checkpoints = range(first_column // kernel.checkpoint, last_step // kernel.checkpoint + 1)
+    bottom = first_row + kernel.strip_rows - 1
+    return checkpoints, range(max(0, bottom - radius), min(m, bottom + radius + 1))
+
+
+def test_states_and_bottom_rows_have_room() -> None:
+    kernels = {kernel for chosen, _ in every_plan() for kernel in (chosen.main, chosen.redo) if kernel}
+    shapes = {(k.strip_rows, k.checkpoint): k for k in kernels}
+    numbers = random.Random(0)
+    for kernel in shapes.values():
+        for _ in range(400):
+            n, m = numbers.randint(1, 700), numbers.randint(1, 700)
+            bandwidth = numbers.choice([-1, abs(n - m), abs(n - m) + numbers.randint(0, 90)])
+            # A pair may be shorter than the tensors it lies in.
+            tall, broad = n + numbers.choice([0, 40]), m + numbers.choice([0, 40])
+            for index in range(kernel.strips(n)):
+                checkpoints, columns = strip_extent(kernel, index, n, m, bandwidth)
+                assert len(checkpoints) <= kernel.checkpoints(broad, bandwidth)
+                if (index + 1) * kernel.strip_rows < n:
+                    assert len(columns) <= kernel.bound_columns(broad, bandwidth)
+            assert kernel.strips(n) <= kernel.strips(tall)
+
+
+# ---- layouts
+
+SHAPES = [(1, 1, 1), (1, 300, 1), (3, 31, 33), (5, 64, 65), (2, 65, 64), (7, 200, 333), (4, 2048, 1000)]
+
+
+def disjoint(regions: dict[str, tuple[int, int]]) -> None:
+    ordered = sorted((start, size, name) for name, (start, size) in regions.items() if size)
+    for (start, size, name), (following, _, other) in itertools.pairwise(ordered):
+        assert start + size <= following, f"{name} runs into {other}"
+
+
+@pytest.mark.parametrize(("batch", "n", "m"), SHAPES)
+@pytest.mark.parametrize("bandwidth", [-1, 300])
+def test_forward_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
+    for chosen, _ in every_plan():
+        for save in (True, False):
+            layout = config.forward_layout(chosen, batch, n, m, bandwidth, save)
+            regions = {
+                "tickets": (0, 12),
+                "health": (layout.health, 4 * (batch + 1)),
+                "ready": (layout.ready, 4 * batch),
+                "rows": (layout.rows, batch * layout.row_bytes),
+                "pairs": (layout.pairs, batch * layout.pair_bytes),
+            }
+            rows_there = layout.row_bytes > 0
+            needed = 2 * m * config.ROW_WORD if rows_there else 0
+            assert layout.row_bytes == needed
+            if chosen.redo is None or not save:
+                regions["more rows"] = (layout.more_rows, batch * layout.more_row_bytes)
+                assert layout.more_row_bytes == needed
+            else:  # laid over the pairs' own states
+                assert layout.more_rows == layout.pairs
+                assert layout.more_row_bytes == layout.pair_bytes >= needed
+            if chosen.main.wide and not save:
+                del regions["pairs"]
+            disjoint(regions)
+            for name, (start, size) in regions.items():
+                assert start % (4 if name in ("tickets", "health", "ready") else 16) == 0
+                assert start + size <= layout.total
+                if name not in ("pairs", "more rows"):
+                    assert start + size <= layout.filled, f"{name} must start as ones"
+            if chosen.redo is None:
+                assert layout.more_rows + batch * layout.more_row_bytes <= layout.filled
+            assert layout.filled <= layout.pairs
+            assert layout.pairs % 128 == 0
+            for kernel in (chosen.main, chosen.redo):
+                several = kernel is not None and kernel.strips(n) > 1
+                assert rows_there or not several
+                if save and kernel is not None:
+                    assert kernel.pair_bytes(n, m, bandwidth) <= layout.pair_bytes
+                    assert layout.pair_bytes % 16 == kernel.states_bytes(n, m, bandwidth) % 16 == 0
+
+
+@pytest.mark.parametrize(("batch", "n", "m"), SHAPES)
+def test_backward_layout(batch: int, n: int, m: int) -> None:
+    for chosen, _ in every_plan():
+        layout = config.backward_layout(chosen, batch, n, m)
+        tiles = (m + config.TILE - 1) // config.TILE
+        regions = {
+            "tickets": (0, 12),
+            "ready": (layout.ready, 8 * batch),
+            "turns": (layout.turns, 4 * batch * tiles),
+            "rows": (layout.rows, batch * layout.row_bytes),
+        }
+        if chosen.redo is None:
+            regions["more rows"] = (layout.more_rows, batch * layout.more_row_bytes)
+        disjoint(regions)
+        for start, size in regions.values():
+            assert start + size <= layout.filled <= layout.total
+        assert layout.rows % 16 == layout.more_rows % 16 == 0
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("length", [1024, 2048, 4096, 65536])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize(("d", "bytes_per_cell"), [(1, 0.55), (8, 0.5), (64, 0.5), (256, 0.5)])
+def test_bytes_per_cell(length: int, dtype: torch.dtype, d: int, bytes_per_cell: float) -> None:
+    """State and scratch of the backward together. Univariate kernels keep their states more often."""
+    state = config.fused_state_bytes(32, length, length, d, dtype, -1)
+    scratch = config.backward_layout(config.fused_plan(length, d, dtype, -1), 32, length, length).total
+    assert state + scratch <= bytes_per_cell * 32 * length * length
+
+
+def test_without_saving_memory_is_linear() -> None:
+    for chosen, _ in every_plan():
+        layout = config.forward_layout(chosen, 1, 10_000, 10_000, -1, False)
+        assert layout.total <= 100 * 10_000
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_a_band_bounds_the_state(dtype: torch.dtype) -> None:
+    narrow, longer = (config.fused_state_bytes(1, n, n, 8, dtype, 50) for n in (16384, 32768))
+    assert 1.9 * narrow <= longer <= 2 * narrow
+    assert narrow < config.fused_state_bytes(1, 16384, 16384, 8, dtype, -1) / 25
+
+
+# ---- tracing
+
+
+def symbols(*hints: int) -> list[torch.SymInt]:
+    """Sizes that are symbols, as under torch.compile(dynamic=True)."""
+    environment = ShapeEnv()
+    made = []
+    for number, hint in enumerate(hints):
+        source = ConstantSource(f"size{number}")
+        symbol = environment.create_symbol(hint, source, DimDynamic.DYNAMIC)
+        made.append(environment.create_symintnode(symbol, hint=hint, source=source))
+    return made
+
+
+@pytest.mark.parametrize("bandwidth", [-1, 40])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("d", [1, 8, 64])
+def test_state_sizes_can_be_traced(d: int, dtype: torch.dtype, bandwidth: int) -> None:
+    """The expression found for one shape holds for every shape of the same kind."""
+    batch, n, m = symbols(4, 300, 200)
+    for size, eager in (
+        (
+            config.fused_state_bytes(batch, n, m, d, dtype, bandwidth),
+            lambda *s: config.fused_state_bytes(*s, d, dtype, bandwidth),
+        ),
+        (
+            config.cost_state_bytes(batch, n, m, dtype, bandwidth),
+            lambda *s: config.cost_state_bytes(*s, dtype, bandwidth),
+        ),
+    ):
+        assert isinstance(size, torch.SymInt)
+        assert size.node.expr.free_symbols == {side.node.expr for side in (batch, n, m)}
+        for other in ((4, 300, 200), (7, 65, 1000), (2, 2048, 333), (100, 90, 90)):
+            values = dict(zip((side.node.expr for side in (batch, n, m)), other, strict=True))
+            assert int(size.node.expr.xreplace(values)) == eager(*other)
+
+
+def test_operators_trace_on_a_gpu_that_is_not_there() -> None:
+    with FakeTensorMode():
+        x, y = (torch.empty(4, steps, 64, device="cuda") for steps in (300, 200))
+        value, state = torch.ops.softdtw_cuda.fused_forward(x, y, 1.0, -1, None, None, True)
+        assert value.shape == (4,)
+        assert value.dtype == torch.float32
+        assert state.shape == (config.fused_state_bytes(4, 300, 200, 64, F32, -1),)
+        gradients = torch.ops.softdtw_cuda.fused_backward(
+            value, x, y, value, state, 1.0, -1, None, None, True, True
+        )
+        assert [gradient.shape for gradient in gradients] == [x.shape, y.shape]
+
+
+# ---- the argument of the kernels
+
+
+C_TYPES = {"i64": ctypes.c_int64, "double": ctypes.c_double, "i32": ctypes.c_int32}
+
+
+def test_params_has_the_fields_of_the_source_in_their_order() -> None:
+    text = (Path(compiling.__file__).parent / "kernels" / "recurrence.cuh").read_text()
+    body = re.search(r"struct Params \{(.*?)\n\};", text, re.DOTALL)
+    assert body is not None
+    declared = []
+    for line in re.sub(r"//[^\n]*", "", body[1]).split(";"):
+        words = line.split()
+        if not words:
+            continue
+        pointer = "*" in line
+        kind = ctypes.c_void_p if pointer else C_TYPES[words[0]]
+        names = re.findall(r"(\w+)\s*(?:,|$)", line.strip())
+        declared += [(name, kind) for name in names]
+    assert declared == list(Params._fields_)
