@@ -101,6 +101,10 @@ def choose_providers(peers: Sequence[str], only: Sequence[str] | None) -> list[P
             print(line)
     for peer in peers:
         found += from_checkout(peer)
+    names = [provider.name for provider in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two providers are called {name!r}; give the --peer another name.")
     if only is not None:
         found = [p for p in found if any(text.lower() in p.name.lower() for text in only)]
     if not found:

@@ -28,6 +28,7 @@ START_LIMIT_S = 300.0
 """For imports and, on a fresh machine, the compilation of the kernels."""
 ROUNDS = 3
 MEBIBYTE = 1 << 20
+LARGE_CELLS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,13 @@ class Runner:
         self.today = datetime.date.today().isoformat()
 
     def __enter__(self) -> Runner:
-        # On a GPU the workers load side by side; on a CPU the first fills the compiler's cache for the rest.
-        for worker in self.workers:
-            if self.settings.device == "cuda":
+        # On a GPU the workers load side by side, and all are loaded before the first looks at how much memory
+        # is free; on a CPU the first fills the compiler's cache for the rest.
+        if self.settings.device == "cuda":
+            for worker in self.workers:
                 worker.launch()
+            for worker in self.workers:
+                worker.ask(do="release")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,11 +219,18 @@ class Runner:
         return [worker for worker in self.workers if worker.provider.is_ours or not case.ours_only]
 
     def _speed(self, case: Case, bar: Any) -> list[records.Row]:
+        asked = self._asked(case)
+        # In turns, all of them hold their data at once. Where that is much, each has the machine to itself,
+        # lest one runs out of memory for what another holds.
+        groups = [asked] if case.cells < LARGE_CELLS else [[worker] for worker in asked]
+        return [row for group in groups for row in self._in_turns(group, case, bar)]
+
+    def _in_turns(self, group: Sequence[Worker], case: Case, bar: Any) -> list[records.Row]:
         outcomes: dict[str, dict[str, Any]] = {}
         samples: dict[str, dict[str, list[float]]] = {}
         rounds: dict[str, int] = {}
         ready: list[Worker] = []
-        for worker in self._asked(case):
+        for worker in group:
             name = worker.provider.name
             bar.set_postfix_str(f"{case.suite}: {case.label}, {name}")
             outcomes[name] = self._skip(worker, case) or self._prepare(worker, case)
@@ -241,14 +252,13 @@ class Runner:
                     continue
                 for method, times in answer["times"].items():
                     samples[name].setdefault(method, []).extend(times)
+        for worker in ready:
+            worker.ask(do="release")
         rows: list[records.Row] = []
-        for worker in self._asked(case):
+        for worker in group:
             name = worker.provider.name
-            outcome = outcomes[name]
-            if worker.process is not None and outcome["status"] == "ok":
-                worker.ask(do="release")
-            self._remember(worker, case, outcome["status"])
-            rows += self._speed_rows(worker, case, outcome, samples.get(name, {}))
+            self._remember(worker, case, outcomes[name]["status"])
+            rows += self._speed_rows(worker, case, outcomes[name], samples.get(name, {}))
         return rows
 
     def _prepare(self, worker: Worker, case: Case) -> dict[str, Any]:

@@ -70,6 +70,14 @@ def peer(tmp_path: Path) -> Callable[[str], Provider]:
     return make
 
 
+@pytest.fixture(params=["in turns", "alone"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Cases of ordinary size, and cases so large that providers are measured one after the other."""
+    if request.param == "alone":
+        monkeypatch.setattr("benchmarks.runner.LARGE_CELLS", 0)
+    return str(request.param)
+
+
 def measure(providers: list[Provider], cases: list[Case], limit: float = 60.0) -> list[records.Row]:
     settings = Settings(seconds=0.01, limit=limit, threads=1, command="test")
     with Runner(providers, settings) as runner:
@@ -212,6 +220,12 @@ def test_checkouts_are_recognised(tmp_path: Path) -> None:
             from_checkout(wrong)
 
 
+def test_two_peers_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "soft_dtw_cuda.py").touch()
+    assert main(["--quick", "--peer", f"A={tmp_path}", "--peer", f"A={tmp_path}"]) == 2
+    assert "two providers are called 'A'" in capsys.readouterr().err
+
+
 def test_command_hides_folders() -> None:
     given = ["run", "--peer", "BGU=/a/b", "--peer=X=/c", "--output", "/d", "--seconds", "1"]
     assert command_line(given) == (
@@ -222,6 +236,7 @@ def test_command_hides_folders() -> None:
 # Failures are rows
 
 
+@pytest.mark.slow
 def test_a_failure_is_a_row_and_others_go_on(peer: Callable[[str], Provider]) -> None:
     expected = {
         "exits": ("crash", "exit status 7"),
@@ -249,12 +264,17 @@ def test_a_failure_is_a_row_and_others_go_on(peer: Callable[[str], Provider]) ->
     assert all(set(r) == set(records.COLUMNS) and r["device"] and r["torch"] for r in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("order")
 def test_too_long_is_a_row_and_larger_cases_are_skipped(peer: Callable[[str], Provider]) -> None:
     larger, other = Case("paper", 2, 20, 20, 3), Case("paper", 2, 12, 12, 3, dtype="float64")
-    rows = measure([peer("sleeps")], [TINY, larger, other], limit=1.0)
-    assert [r["status"] for r in rows if r["metric"] == "time"] == ["timeout", "skipped", "timeout"]
-    assert rows[0]["note"] == "over 1 s"
-    assert rows[2]["note"] == "timeout at B=2 L=12 D=3"
+    rows = measure([peer("sleeps"), peer("prints")], [TINY, larger, other], limit=3.0)
+    times = [r for r in rows if r["metric"] == "time"]
+    slow = [r for r in times if r["provider"] == "sleeps"]
+    assert [r["status"] for r in slow] == ["timeout", "skipped", "timeout"]
+    assert slow[0]["note"] == "over 3 s"
+    assert slow[1]["note"] == "timeout at B=2 L=12 D=3"
+    assert [r["status"] for r in times if r["provider"] == "prints"] == ["ok"] * 3
 
 
 def test_accuracy_knows_right_from_wrong(peer: Callable[[str], Provider]) -> None:
