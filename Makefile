@@ -43,7 +43,7 @@ gpu-test:
 
 bench:
 	@if $(call HAS_CUDA,$(PYTHON)); then python=$(PYTHON); \
-	else $(MAKE) --no-print-directory setup && python=$(BIN)/python; fi; \
+	else $(MAKE) --no-print-directory setup && python=$(BIN)/python || exit 1; fi; \
 	$$python -m benchmarks $(ARGS)
 
 docs: $(STAMP)
