@@ -73,7 +73,12 @@ DEVICE void advance(Walker& w, const real (&cost)[LANE_ROWS], const StoredState&
   advance_rows<LANE_ROWS - 1>(w, cost, up, keep);
   w.above = up;
 }
-DEVICE void renormalize(Walker& w) { UNROLL for (int q = 0; q < LANE_ROWS; q++) renormalize(w.current[q]); }
+// Both anti-diagonals: along a diagonal path every other one is never anybody's left or upper neighbour.
+DEVICE void renormalize(Walker& w) {
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) renormalize(w.current[q]);
+  UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) renormalize(w.previous[q]);
+  renormalize(w.above);
+}
 
 // Build-time answers, to compile a loop body with and without a rare case.
 struct Yes { static constexpr bool value = true; };
