@@ -270,8 +270,8 @@ def choose(
             False,
             banded,
             1 if short else 2,
-            checkpoint=48,
-            subwalk=48,
+            checkpoint=64,
+            subwalk=32,
             handoff=32,
         )
         return Plan(kernel, wide)

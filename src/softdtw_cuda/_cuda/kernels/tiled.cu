@@ -364,6 +364,7 @@ struct CostShared {
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
 #if MODE == 3
+  u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A
   RowBlock next;              // y of the next tile
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
@@ -383,11 +384,23 @@ DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice
 #endif
 #endif
 
-DEVICE CostMaker open_costs(const Params& p, const Strip& s, i32 first, i32 thread) {
+#if MODE == 3
+// Lane l points ldmatrix at row l % 8 of matrix l / 8: rows 0-7 and 8-15, features 0-7 and 8-15.
+DEVICE void load_x_fragments(CostMaker& maker, const PlaneRow* x, i32 thread) {
+  const i32 lane = thread & 31, matrix = lane >> 3, first = ((thread >> 5) % ROW_TILES) * 16;
+  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++)
+    UNROLL for (int plane = 0; plane < PLANES; plane++)
+      load_matrices(maker.x[k_step][plane],
+                    &x[plane * STRIP_ROWS + first + (matrix & 1) * 8 + (lane & 7)][k_step * 16 + (matrix >> 1) * 8]);
+}
+#endif
+
+DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, i32 first, i32 thread) {
   CostMaker maker;
   maker.bad = false;
 #if MODE == 3
 #if !SLICED
+  load_x_fragments(maker, frame.x, thread);
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -483,28 +496,26 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     set_centre(shared.centre, p, s, slice, thread);
     group_barrier(COST_BARRIER, GROUP);
     stage_x(shared.x, p, s, shared.centre, frame_factor, slice, thread);
-    const PlaneRow* x_planes = shared.x;
     maker.next = fetch_rows(y, tile * 32, slice, thread);
     stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
 #else
   {
-    const PlaneRow* x_planes = frame.x;
     stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
     if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
 #endif
     group_barrier(COST_BARRIER, GROUP);
-    UNROLL_BY(2) for (int k_step = 0; k_step < K_STEPS; k_step++) {
-      // Lane l points ldmatrix at row l % 8 of matrix l / 8. For x: rows 0-7 and 8-15, features 0-7 and 8-15. For y:
-      // features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
-      u32 a[PLANES][4], b[PLANES][COLUMN_TILES / 2][4];
+#if SLICED
+    load_x_fragments(maker, shared.x, thread);
+#endif
+    UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
+      // As above, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
+      u32 b[PLANES][COLUMN_TILES / 2][4];
       UNROLL for (int plane = 0; plane < PLANES; plane++) {
-        load_matrices(a[plane], &x_planes[plane * STRIP_ROWS + (warp % ROW_TILES) * 16 + (matrix & 1) * 8 + (lane & 7)]
-                                         [k_step * 16 + (matrix >> 1) * 8]);
         UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++)
           load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
                                                  [k_step * 16 + (matrix & 1) * 8]);
       }
-      multiply(product, cross, a, b);
+      multiply(product, cross, maker.x[k_step], b);
     }
 #if SLICED
     UNROLL for (int c = 0; c < COLUMN_TILES; c++)
@@ -585,7 +596,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, tile, thread);
+    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
     make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
     block_barrier();
     for (i32 chunk = begin; chunk <= finish; chunk++) {
@@ -1213,7 +1224,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     const i32 begin = last_tile(s), lowest = first_tile(s);
     i32 tile = begin;
-    CostMaker maker = open_costs(p, s, tile, thread);
+    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
     const i32 needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
     for (; tile >= lowest && tile >= needed; tile--) {
       make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
