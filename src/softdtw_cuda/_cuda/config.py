@@ -240,6 +240,11 @@ def _wide_kernel(mode: int, input_code: int) -> Kernel:
     )
 
 
+def wide_companion(kernel: Kernel) -> Kernel:
+    """The kernel that redoes what `kernel` flags."""
+    return _wide_kernel(COST if kernel.mode == COST else DIRECT, kernel.input_code)
+
+
 @functools.lru_cache(maxsize=256)
 def choose(
     mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, aligned: bool, device: Device

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +34,8 @@ class _Loaded(NamedTuple):
     module: Any
     forward: int
     backward: int
+    forward_shared: int
+    backward_shared: int
 
 
 class Gpu:
@@ -40,9 +44,10 @@ class Gpu:
     def __init__(self) -> None:
         self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
         self._loading = threading.Lock()
-        self._launch_kernel: Any = None
-        self._fill: Any = None
         self._threads = threading.local()
+        self._compiling: dict[Kernel, Future[bytes]] = {}
+        self._launch_kernel: Any = None
+        self._set_words: Any = None
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -54,64 +59,49 @@ class Gpu:
 
     def fill_with_ones(self, buffer: Tensor, count: int) -> None:
         """Sets the first `count` bytes (a multiple of 4) to 255, on the current stream."""
-        if self._fill is None:
-            buffer[:count].fill_(255)  # before the driver's bindings are loaded
-        else:
-            self._on_device(buffer.device.index, self._fill, buffer.data_ptr(), 0xFFFFFFFF, count // 4)
+        if self._set_words is None:
+            buffer[:count].fill_(255)  # the first call of all, before the driver is known
+            return
+        index: int = buffer.device.index
+        here = self._enter(index)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        status = self._set_words(buffer.data_ptr(), 0xFFFFFFFF, count // 4, stream)
+        self._leave(here, index, status)
 
     def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
         """Queues a kernel on torch's current stream of `device`."""
         index: int = device.index
         loaded = self._loaded.get((kernel, index)) or self._load(kernel, index)
-        arguments = ctypes.c_void_p(ctypes.addressof(params))
         if backward:
-            handle, threads, shared = loaded.backward, kernel.backward_threads, kernel.backward_shared
+            handle, threads, shared = loaded.backward, kernel.backward_threads, loaded.backward_shared
         else:
-            handle, threads, shared = loaded.forward, kernel.forward_threads, kernel.forward_shared
-        self._on_device(
-            index,
-            self._launch_kernel,
-            handle,
-            blocks,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            shared,
-            ctypes.addressof(arguments),
-        )
-
-    def _on_device(self, index: int, call: Any, *arguments: Any) -> None:
-        """Calls the driver with torch's current stream of device `index`, in that device's context."""
+            handle, threads, shared = loaded.forward, kernel.forward_threads, loaded.forward_shared
+        arguments = ctypes.c_void_p(ctypes.addressof(params))
+        here = self._enter(index)
         stream = torch._C._cuda_getCurrentRawStream(index)
-        here = torch._C._cuda_getDevice()
+        status = self._launch_kernel(
+            handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), None
+        )
+        self._leave(here, index, status)
+
+    def _enter(self, index: int) -> int:
+        """Makes the device's context current; the device that was current is returned for `_leave`."""
+        here: int = torch._C._cuda_getDevice()
         if here != index:
             torch._C._cuda_setDevice(index)
-        try:
-            if getattr(self._threads, "context_of", None) != index:
-                # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
-                self._make_current(index)
-                self._threads.context_of = index
-            if call is self._fill:
-                (status,) = call(*arguments, stream)
-            else:
-                (status,) = call(*arguments[:-1], stream, arguments[-1], 0)
-        finally:
-            if here != index:
-                torch._C._cuda_setDevice(here)
-                self._threads.context_of = None
-        if status:
-            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch: {status}")
-
-    def _make_current(self, index: int) -> None:
-        from cuda.bindings import driver
-
-        status, context = driver.cuCtxGetCurrent()
-        if not status and int(context) == 0:
+        elif not getattr(self._threads, "has_context", False):
+            # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
             from cuda.core import Device
 
             Device(index).set_current()
+            self._threads.has_context = True
+        return here
+
+    def _leave(self, here: int, index: int, status: int) -> None:
+        if here != index:
+            torch._C._cuda_setDevice(here)
+        if status:
+            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
     def _load(self, kernel: Kernel, index: int) -> _Loaded:
         with self._loading:
@@ -122,7 +112,7 @@ class Gpu:
             from cuda.core import Device, ObjectCode
 
             properties = torch.cuda.get_device_properties(index)
-            binary = binary_of(kernel, f"sm_{properties.major}{properties.minor}")
+            binary = self._binary(kernel, f"sm_{properties.major}{properties.minor}")
             with torch.cuda.device(index):
                 torch.cuda.current_stream(index).query()  # torch's context is the one to load into
                 Device(index).set_current()
@@ -141,11 +131,29 @@ class Gpu:
                             f"{properties.name} does not give: {status}"
                         )
                     handles.append(int(handle))
-            self._launch_kernel = driver.cuLaunchKernel
-            self._fill = driver.cuMemsetD32Async
-            made = _Loaded(module, handles[0], handles[1])
+            self._open_driver()
+            made = _Loaded(module, handles[0], handles[1], kernel.forward_shared, kernel.backward_shared)
             self._loaded[kernel, index] = made
             return made
+
+    def _binary(self, kernel: Kernel, architecture: str) -> bytes:
+        """Compiles or reads a kernel; its wide companion, needed right after, is compiled beside it."""
+        companion = config.wide_companion(kernel)
+        if companion not in self._compiling and companion != kernel:
+            with ThreadPoolExecutor(1) as pool:
+                self._compiling[companion] = pool.submit(binary_of, companion, architecture)
+                return binary_of(kernel, architecture)
+        started = self._compiling.get(kernel)
+        return binary_of(kernel, architecture) if started is None else started.result()
+
+    def _open_driver(self) -> None:
+        """The two driver calls of every launch, by ctypes, which costs the least host time."""
+        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        launch = library.cuLaunchKernel
+        launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        set_words = library.cuMemsetD32Async
+        set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
+        self._launch_kernel, self._set_words = launch, set_words
 
 
 gpu = Gpu()
