@@ -47,7 +47,8 @@ bench:
 	$$python -m benchmarks $(ARGS)
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	@$(BIN)/python docs/figures.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf output site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,272 @@
+"""Measured figures for the documentation and the README: Markdown out of the CSV files.
+
+    python docs/figures.py            renew the tables of README.md
+    python docs/figures.py --check    say whether they are what the CSV files say
+
+A document marks the place of a table with a pair of comments. Pages of docs/ keep them empty: they are
+filled while the site is built. The README's table is written into the file:
+
+    <!-- figures: readme -->
+    <!-- end figures -->
+"""
+
+# ruff: noqa: RUF001 (tables have Greek letters, dashes and multiplication signs)
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import records, tables  # noqa: E402
+from benchmarks.records import Row  # noqa: E402
+
+PLOTS = DOCS / "assets" / "benchmarks"
+LOG_SPACE = DOCS / "data" / "log_space.csv"
+CPU_TARGETS = records.RESULTS / "cpu.csv"
+NOT_YET = "*Nothing has been measured yet: `make bench` fills this table.*\n"
+
+_BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end figures -->)", re.DOTALL)
+_SUITE_TITLES = {
+    "paper": "The paper's grid: D = 64, γ = 1, forward and backward",
+    "lengths": "Against length: D = 128",
+    "dimensions": "Against the number of features",
+    "extensions": "Further: long, wide, many, narrow types, bands, lengths",
+    "targets": "This library alone, and the host's time per call",
+}
+_PLOT_TITLES = {
+    "lengths": "Time and peak memory against length",
+    "dimensions": "Time and peak memory against the number of features",
+    "accuracy": "Relative error of the float32 gradient against float64",
+    "roofline": "Cells per second against the bound of the hardware",
+}
+
+
+def _is_gpu(device: str) -> bool:
+    return "nvidia" in device.lower()
+
+
+def devices(rows: Sequence[Row]) -> list[str]:
+    """Devices of the rows, GPUs first."""
+    return sorted({row["device"] for row in rows}, key=lambda device: (not _is_gpu(device), device))
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    """Where, when, with what and by which command rows were measured."""
+    device = "/".join(dict.fromkeys(row["device"] for row in rows))
+    torch = "/".join(sorted({row["torch"] for row in rows if row["torch"]}))
+    dates = sorted({row["date"] for row in rows})
+    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    commands = " and ".join(f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows))
+    return f"{device}, torch {torch}, {span}: {commands}."
+
+
+def _table(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
+    try:
+        return tables.markdown(rows, suite, metric, device)
+    except ValueError:
+        return ""
+
+
+def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
+    """Pictures of this device whose name begins with one of the kinds, as the site refers to them."""
+    for path in sorted(PLOTS.glob(f"*-{records.slug(device)}.png")):
+        kind = path.stem.removesuffix(f"-{records.slug(device)}")
+        if any(kind.startswith(wanted) for wanted in kinds):
+            yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name}){{ loading=lazy }}\n"
+
+
+def speed() -> str:
+    """Time and memory of every suite and device."""
+    rows = records.read_folder(records.RESULTS)
+    parts = []
+    for device in devices(rows):
+        parts.append(f"### {device}\n")
+        parts += _plots(device, ("lengths", "dimensions", "roofline", "time", "memory"))
+        for suite, title in _SUITE_TITLES.items():
+            here = [row for row in rows if row["suite"] == suite and row["device"] == device]
+            for metric, name in (("both", "time, peak memory"), ("host time", "host time")):
+                table = _table(here, suite, metric, device)
+                if table:
+                    parts.append(f"**{title}** ({name})\n\n{table}\n{_origin(here)}\n")
+    return "\n".join(parts) or NOT_YET
+
+
+def cpu_targets(compared: bool = False) -> str:
+    """The CPU's sizes of benchmarks/cpu_targets.py, providers across; or only those that others ran, too."""
+    if not CPU_TARGETS.exists():
+        return NOT_YET
+    with CPU_TARGETS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if " " not in name]
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        provider, _, variant = row["provider"].partition(" ")
+        what = row["benchmark"].replace("speed ", "").replace("memory ", "")
+        if variant:
+            what = what.replace("band L/10", "band of L/10," if variant == "band" else "no band,")
+        value = float(row["value"])
+        cell = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        lines.setdefault((what, row["metric"]), {})[provider] = f"{cell} {row['unit']}"
+    header = ["size", "what", *("this library" if name == "softdtw_cuda" else name for name in providers)]
+    body = [[*key, *(cells.get(name, "–") for name in providers)] for key, cells in lines.items()]
+    if compared:
+        body = [line for line in body if "–" not in line]
+    first = rows[0]
+    return (
+        _markdown(header, body)
+        + f"\n{first['device']}, {first['versions']}, {first['date']}: `python -m benchmarks.cpu_targets`.\n"
+    )
+
+
+def accuracy() -> str:
+    """Gradient errors of every provider and device."""
+    rows = records.read_folder(records.RESULTS)
+    parts = []
+    for device in devices(rows):
+        here = [row for row in rows if row["suite"] == "accuracy" and row["device"] == device]
+        table = _table(here, "accuracy", "gradient error", device)
+        if table:
+            parts += [f"### {device}\n", *_plots(device, ("accuracy",)), f"{table}\n{_origin(here)}\n"]
+    return "\n".join(parts) or NOT_YET
+
+
+def log_space() -> str:
+    """Gradient errors of float32 in log space and of this library."""
+    with LOG_SPACE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    header = ["N × M", "D", "γ", "value", "log space, differences", "log space, shares", "this library"]
+    header.append("float32 costs, exact otherwise")
+    body = [
+        [
+            f"{row['N']} × {row['M']}",
+            row["D"],
+            row["gamma"],
+            f"{float(row['value']):,.1f}",
+            *(
+                f"{float(row[name]):.1e}"
+                for name in ("differences", "shares", "this_library", "rounded_costs")
+            ),
+        ]
+        for row in rows
+    ]
+    return _markdown(header, body) + (
+        f"\nCPU, torch {rows[0]['torch']}, {rows[0]['date']}: `python docs/log_space.py --write`.\n"
+    )
+
+
+def readme() -> str:
+    """The README's picture and tables: time and memory beside the others', and the gradient's error."""
+    rows = [
+        row for row in records.read_folder(records.RESULTS) if row["provider"] != "limit of float32 costs"
+    ]
+    text = ""
+    picture = _readme_picture(rows)
+    if picture is not None:
+        text += f"![{_plot_title(picture)}](docs/assets/benchmarks/{picture.name})\n\n"
+    paper = _most_telling(rows, "paper")
+    if paper:
+        batch = max((row["B"] for row in paper), key=int)
+        paper = [row for row in paper if row["B"] == batch]
+        text += (
+            "Forward and backward, D = 64, γ = 1, float32: time, and peak memory beyond the inputs\n\n"
+            f"{_table(paper, 'paper', 'both', paper[0]['device'])}\n{_origin(paper)}\n"
+        )
+    else:
+        text += f"Forward and backward\n\n{cpu_targets(compared=True)}"
+    exact = [row for row in _most_telling(rows, "accuracy") if float(row["gamma"]) in (0.1, 1.0)]
+    text += "\nRelative error of the float32 gradient against float64, normal data, "
+    if exact:
+        widest = max((row["D"] for row in exact), key=int)
+        exact = [row for row in exact if row["D"] == widest]
+        table = _table(exact, "accuracy", "gradient error", exact[0]["device"])
+        return f"{text}D = {widest}\n\n{table}\n{_origin(exact)}\n"
+    with LOG_SPACE.open(newline="") as file:
+        measured = [
+            row for row in csv.DictReader(file) if row["D"] == "64" and row["gamma"] in ("0.1", "1.0")
+        ]
+    names = ("differences", "shares", "this_library")
+    body = [
+        [f"{row['N']} × {row['M']}", row["gamma"], *(f"{float(row[name]):.1e}" for name in names)]
+        for row in measured
+    ]
+    table = _markdown(["N × M", "γ", "log space, differences", "log space, shares", "this library"], body)
+    origin = f"CPU, torch {measured[0]['torch']}, {measured[0]['date']}: `python docs/log_space.py`."
+    return f"{text}D = 64\n\n{table}\n{origin}\n"
+
+
+def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
+    """Rows of a suite on one device, a GPU if there is one, without providers that have no way to run it."""
+    found = [row for row in rows if row["suite"] == suite]
+    if not found:
+        return []
+    device = devices(found)[0]
+    found = [row for row in found if row["device"] == device]
+    able = {row["provider"] for row in found if row["status"] != "unsupported"}
+    return [row for row in found if row["provider"] in able]
+
+
+def _readme_picture(rows: Sequence[Row]) -> Path | None:
+    """The plot to show first: time and memory against length on a GPU, else accuracy."""
+    for device in devices(rows):
+        for kind in ("lengths", "accuracy") if _is_gpu(device) else ("accuracy",):
+            path = PLOTS / f"{kind}-{records.slug(device)}.png"
+            if path.exists():
+                return path
+    return None
+
+
+def _plot_title(path: Path) -> str:
+    return next((text for name, text in _PLOT_TITLES.items() if path.name.startswith(name)), path.stem)
+
+
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *body))
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "cpu-targets": cpu_targets,
+    "accuracy": accuracy,
+    "log-space": log_space,
+    "readme": readme,
+}
+
+
+def fill(text: str) -> str:
+    """The document with every marked place drawn again from the CSV files.
+
+    Raises:
+        KeyError: for a mark that names no figure.
+    """
+    return _BLOCK.sub(lambda found: f"{found[1]}{FIGURES[found[2]]()}{found[4]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would")
+    arguments = parser.parse_args()
+    path = ROOT / "README.md"
+    old = path.read_text(encoding="utf-8")
+    new = fill(old)
+    if new == old:
+        print("README.md shows what the CSV files say")
+        return 0
+    if arguments.check:
+        print("README.md differs from the CSV files; `python docs/figures.py` renews it")
+        return 1
+    path.write_text(new, encoding="utf-8")
+    print("renewed README.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

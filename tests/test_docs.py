@@ -1,0 +1,277 @@
+"""The documentation builds strictly, its snippets run, and its figures are those of the CSV files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from benchmarks import records
+from softdtw_cuda import _reference
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+figures = load("figures")
+
+
+# ---- snippets
+
+
+@pytest.fixture
+def _quiet_plots() -> Iterator[None]:
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")
+
+
+def with_snippets() -> list[Path]:
+    return [page for page in PAGES if SNIPPET.search(page.read_text(encoding="utf-8"))]
+
+
+def test_the_pages_that_show_code_are_found() -> None:
+    names = {page.name for page in with_snippets()}
+    assert names >= {"README.md", "index.md", "quickstart.md", "choosing.md", "lengths.md", "accuracy.md"}
+    for page in PAGES:  # a block that the pattern misses would go untested
+        text = page.read_text(encoding="utf-8")
+        assert len(re.findall(r"^\s*(```|~~~)\s*(python|py)\b", text, re.MULTILINE)) == len(
+            SNIPPET.findall(text)
+        )
+
+
+@pytest.mark.usefixtures("_quiet_plots")
+@pytest.mark.parametrize("page", with_snippets(), ids=lambda page: page.name)
+def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page's blocks in order, in one namespace, where they may leave files."""
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": "__main__"}
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        for found in SNIPPET.finditer(text):
+            line = text.count("\n", 0, found.start(1))
+            exec(compile("\n" * line + found[1], str(page), "exec"), names)
+    check_output(page.name, output.getvalue())
+
+
+def check_output(name: str, output: str) -> None:
+    """What the text around a snippet claims about it."""
+    if name == "accuracy.md":
+        errors = dict(re.findall(r"^(log space|this library) +(\S+)$", output, re.MULTILINE))
+        assert float(errors["this library"]) < 2e-6
+        assert float(errors["log space"]) > 5 * float(errors["this library"])
+    elif name == "choosing.md":
+        visited = [int(number) for number in re.findall(r"gamma .*: (\d+) cells", output)]
+        assert visited == sorted(visited)
+        assert len(visited) == 3
+        assert "bandwidth" in output  # the error of a band that is too narrow
+        value, gradient = re.search(r"sdtw\(x, x\) = (\S+), gradient (\S+)", output).groups()  # type: ignore[union-attr]
+        assert float(value) < 0 < float(gradient)
+        assert "divergence(x, x) = 0.0, gradient 0.00" in output
+    elif name == "speed.md":
+        sizes = [float(size) for size in re.findall(r": ([\d.]+) bytes a cell", output)]
+        assert len(sizes) == 2
+        assert max(sizes) < 0.5
+    elif name == "migrating.md":
+        assert "tensor(-0.89" in output
+    elif name == "troubleshooting.md":
+        assert "x_lengths[1] is 12" in output
+
+
+# ---- figures
+
+
+def row(**changes: str) -> records.Row:
+    measured = dict.fromkeys(records.COLUMNS, "")
+    measured |= {
+        "suite": "paper", "device": "NVIDIA Example", "provider": "this library (fused)", "metric": "time",
+        "mode": "forward+backward", "normalize": "False", "lengths": "full", "dtype": "float32",
+        "B": "32", "N": "512", "M": "512", "D": "64", "gamma": "1.0",
+        "p20": "1", "p50": "1.25", "p80": "2", "unit": "ms", "status": "ok",
+        "date": "2026-01-01", "torch": "9.9", "command": "python -m benchmarks run",
+    }  # fmt: skip
+    return measured | changes
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of benchmarks/results, for figures to read."""
+    monkeypatch.setattr(figures.records, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_readme_shows_what_the_csv_says() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- figures: readme -->" in text
+    assert figures.fill(text) == text, "`python docs/figures.py` renews the README"
+
+
+def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
+    slow = {"device": "Some CPU", "p50": "777"}
+    records.upsert(results, [row(), row(metric="memory", p50="42.5", unit="MiB"), row(**slow)])
+    records.upsert(results, [row(provider="other", status="out of memory", p50="")])
+    records.upsert(results, [row(provider="elsewhere", status="unsupported", p50="")])
+    table = figures.readme()
+    assert "elsewhere" not in table
+    assert "| 32 | 512 | 1.25 ms, 42 MiB | out of memory |" in table
+    assert "NVIDIA Example, torch 9.9, 2026-01-01: `python -m benchmarks run`" in table
+    assert "777" not in table
+    records.upsert(results, [row(p50="3.5")])
+    assert "| 3.5 ms, 42 MiB |" in figures.readme()
+
+
+def test_accuracy_in_the_readme(results: Path) -> None:
+    records.upsert(
+        results,
+        [
+            row(suite="accuracy", metric="gradient error", gamma=gamma, D=d, p50=error, unit="")
+            for gamma, d, error in (("0.1", "64", "2e-6"), ("0.1", "1", "3e-7"), ("10.0", "64", "4e-8"))
+        ],
+    )
+    table = figures.readme()
+    assert "2.0e-06" in table
+    assert "3.0e-07" not in table  # the widest series alone
+    assert "4.0e-08" not in table
+
+
+def test_pages_show_every_device(results: Path) -> None:
+    records.upsert(
+        results, [row(), row(device="Some CPU", p50="777"), row(suite="accuracy", metric="gradient error")]
+    )
+    page = figures.speed()
+    assert page.index("### NVIDIA Example") < page.index("### Some CPU")
+    assert "777 ms" in page
+    assert "### NVIDIA Example" in figures.accuracy()
+
+
+def test_nothing_measured_is_said(results: Path) -> None:
+    assert figures.speed() == figures.accuracy() == figures.NOT_YET
+
+
+def test_unknown_figures_are_errors() -> None:
+    with pytest.raises(KeyError, match="nonsense"):
+        figures.fill("<!-- figures: nonsense -->\n<!-- end figures -->")
+
+
+def test_log_space_alignment_is_right_in_float64() -> None:
+    """The comparison on the page about accuracy is with the right recurrence: only its precision differs."""
+    alignment = load("log_space").log_space_alignment
+    for n, m in ((13, 9), (5, 8), (1, 4), (4, 1), (1, 1)):
+        cost = torch.rand(n, m, dtype=torch.float64)
+        expected = _reference.alignment_from_cost(cost.unsqueeze(0), 0.3)[0]
+        for shares in (False, True):
+            torch.testing.assert_close(alignment(cost, 0.3, shares), expected)
+
+
+def test_log_space_table() -> None:
+    """One small case measured again, to the order of magnitude."""
+    measured = load("log_space").measure(128, 120, 64, 0.1)
+    with (DOCS / "data" / "log_space.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if (r["N"], r["D"], r["gamma"]) == ("128", "64", "0.1")]
+    assert len(rows) == 1
+    assert measured["value"] == pytest.approx(float(rows[0]["value"]), rel=1e-5)
+    assert measured["this_library"] < 1e-6
+    assert 0.1 < measured["differences"] / float(rows[0]["differences"]) < 10
+    assert f"{float(rows[0]['differences']):.1e}" in figures.log_space()
+
+
+# ---- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("site")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "WARNING" not in result.stderr
+    return folder
+
+
+def test_site_needs_no_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
+            assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag), f"{page.name}: {tag}"
+
+
+def test_formulas_are_mathml_and_numbered(site: Path) -> None:
+    text = (site / "math" / "index.html").read_text(encoding="utf-8")
+    assert "arithmatex" not in text
+    assert not re.search(r"\\(?:frac|tag|gamma|mathrm|operatorname|left|text)\b", text)
+    for number in range(1, 12):
+        assert text.count(f'id="eq-{number}"') == 1
+        assert f'<a href="#eq-{number}">({number})</a>' in text
+    assert 'id="eq-12"' not in text
+
+
+def test_equations_cited_by_the_code_exist() -> None:
+    numbers = set(re.findall(r"\\tag\{(\d+)\}", (DOCS / "math.md").read_text(encoding="utf-8")))
+    assert numbers == {str(number) for number in range(1, 12)}
+    cited = set()
+    for path in (ROOT / "src").rglob("*"):
+        if path.suffix in (".py", ".cu", ".cuh"):
+            for group in re.findall(
+                r"\beqs?\. ?\(([\d, ]+)\)", path.read_text(encoding="utf-8"), re.IGNORECASE
+            ):
+                cited |= set(re.findall(r"\d+", group))
+    assert cited
+    assert cited <= numbers
+
+
+def test_reference_has_every_public_name(site: Path) -> None:
+    import softdtw_cuda
+    from softdtw_cuda import plot
+
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    for name in softdtw_cuda.__all__:
+        assert f'id="softdtw_cuda.{name}"' in text
+    for name in plot.__all__:
+        assert f'id="softdtw_cuda.plot.{name}"' in text
+    assert ":func:" not in text
+    assert ":class:" not in text
+    anchors = set(re.findall(r'\bid="([^"]+)"', text))
+    for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
+        assert target in anchors
+
+
+def test_drawings_are_well_formed() -> None:
+    drawings = list((DOCS / "assets").glob("*.svg"))
+    assert drawings
+    for drawing in drawings:
+        root = xml.etree.ElementTree.parse(drawing).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.find("{http://www.w3.org/2000/svg}title") is not None
