@@ -590,12 +590,7 @@ def test_bad_lengths_give_nan(compute: Compute, case: Case) -> None:
 
 
 COSTS = [
-    pytest.param(
-        Case(4, 150, 100, 0),
-        marks=pytest.mark.xfail(
-            reason="2^-88 of the mass passes a forbidden cell of float32 costs", strict=True
-        ),
-    ),
+    Case(4, 150, 100, 0),
     Case(4, 150, 100, 0, dtype=F64),
     Case(4, 150, 100, 0, dtype=F16),
 ]

@@ -1,0 +1,202 @@
+"""NVRTC, which needs no GPU, compiles the kernels for every architecture, and says what they take.
+
+The ordinary suite compiles everything that can run on a data-centre card of compute capability 9.0 and, for
+the other architectures, one kernel of each kind. SOFTDTW_CUDA_ALL_KERNELS=1 compiles all, in minutes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from softdtw_cuda._cuda import config
+from softdtw_cuda._cuda.compile import compile_source
+from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel
+
+pytest.importorskip("cuda.core")
+
+ARCHITECTURES = {
+    "sm_75": Device(shared_bytes=65536, capability=(7, 5), processors=40),
+    "sm_80": Device(shared_bytes=166912, capability=(8, 0), processors=108),
+    "sm_90": Device(shared_bytes=232448, capability=(9, 0), processors=132),
+    "sm_100": Device(shared_bytes=232448, capability=(10, 0), processors=148),
+    "sm_120": Device(shared_bytes=101376, capability=(12, 0), processors=170),
+}
+FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 4096)
+ALL = os.environ.get("SOFTDTW_CUDA_ALL_KERNELS") == "1"
+
+REGISTERS_OF_A_PROCESSOR = 65536
+SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 8, TENSOR: 96}
+"""Bytes that a thread of a narrow kernel may spill, by mode. Features that do not fill aligned rows cost the
+tensor kernels' gradients a few registers too many, once per tile."""
+SLICED_SPILLED_BYTES = 192
+"""The same for tensor kernels that take the features in slices."""
+WIDE_SPILLED_BYTES = 32
+"""The same for wide kernels, which are not made for speed."""
+
+
+def spills_allowed(kernel: Kernel) -> int:
+    if kernel.wide:
+        return WIDE_SPILLED_BYTES
+    return SLICED_SPILLED_BYTES if kernel.sliced else SPILLED_BYTES[kernel.mode]
+
+
+@functools.cache
+def kernels_for(device: Device) -> tuple[Kernel, ...]:
+    """Every kernel that a call on this device can ask for."""
+    flags = (False, True)
+    choices = itertools.product(flags, FEATURES, config.INPUT_CODES, flags, flags, flags)
+    plans = [config.choose(*choice, device) for choice in choices]
+    return tuple(dict.fromkeys(kernel for plan in plans for kernel in (plan.main, plan.redo) if kernel))
+
+
+def one_of_each_kind(kernels: tuple[Kernel, ...]) -> list[Kernel]:
+    """Of each kind the float32 kernel with most in it: a band, features that do not fill a row."""
+    kinds: dict[tuple[object, ...], Kernel] = {}
+    for kernel in kernels:
+        kind = (kernel.source, kernel.mode, kernel.wide, kernel.lane_rows, kernel.sliced)
+        best = kinds.get(kind)
+        if best is None or _weight(kernel) > _weight(best):
+            kinds[kind] = kernel
+    return list(kinds.values())
+
+
+def _weight(kernel: Kernel) -> tuple[object, ...]:
+    return kernel.input_code == 0, kernel.dims, kernel.banded, not kernel.whole
+
+
+def wanted() -> Iterator[tuple[str, Kernel]]:
+    for architecture, device in ARCHITECTURES.items():
+        kernels = kernels_for(device)
+        for kernel in kernels if ALL or architecture == "sm_90" else one_of_each_kind(kernels):
+            yield architecture, kernel
+
+
+def name_of(value: object) -> str:
+    if not isinstance(value, Kernel):
+        return str(value)
+    mode = {COST: "cost", DIRECT: "direct", UNIVARIATE: "univariate", TENSOR: "tensor"}[value.mode]
+    dtype = {code: str(dtype)[6:] for dtype, code in config.INPUT_CODES.items()}[value.input_code]
+    flags = [name for name in ("wide", "banded", "sliced", "whole") if getattr(value, name)]
+    return "-".join([mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", *flags])
+
+
+class Usage(NamedTuple):
+    """What the assembler says of one function, per thread; static shared memory per block."""
+
+    registers: int
+    stack: int
+    spilled: int
+    shared: int
+
+
+def usage_of(log: str) -> dict[str, Usage]:
+    found = {}
+    parts = re.split(r"Function properties for (\w+)", log)[1:]
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        stack, stores, loads = (
+            int(re.search(rf"(\d+) bytes {word}", text)[1])  # type: ignore[index]
+            for word in ("stack frame", "spill stores", "spill loads")
+        )
+        registers = re.search(r"Used (\d+) registers", text)
+        assert registers is not None
+        shared = re.search(r"(\d+) bytes smem", text)
+        found[name] = Usage(int(registers[1]), stack, max(stores, loads), int(shared[1]) if shared else 0)
+    return found
+
+
+def compiled(architecture: str, kernel: Kernel) -> tuple[bytes, dict[str, Usage]]:
+    log: list[str] = []
+    binary = compile_source(kernel, architecture, log)
+    return binary, usage_of(log[0])
+
+
+Results = dict[tuple[str, Kernel], "Future[tuple[bytes, dict[str, Usage]]]"]
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
+    """What the selected tests want, being compiled on all cores while the tests take it as it comes."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    asked = [
+        (spec.params["architecture"], spec.params["kernel"])
+        for spec in specs
+        if spec is not None and "kernel" in spec.params
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {pair: pool.submit(compiled, *pair) for pair in asked}
+        pool.shutdown(cancel_futures=True)
+
+
+def blocks_per_processor(kernel: Kernel, backward: bool) -> int:
+    """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
+    if kernel.source == "inline":
+        return 4 if backward else 16
+    return 1 if backward else kernel.forward_blocks
+
+
+@pytest.mark.parametrize(("architecture", "kernel"), list(wanted()), ids=name_of)
+def test_it_compiles_within_limits(results: Results, architecture: str, kernel: Kernel) -> None:
+    binary, usage = results[architecture, kernel].result()
+    assert binary[:4] == b"\x7fELF"
+    assert set(usage) == {kernel.forward_name, kernel.backward_name}
+    device = ARCHITECTURES[architecture]
+    for backward, name in enumerate((kernel.forward_name, kernel.backward_name)):
+        used = usage[name]
+        threads = kernel.backward_threads if backward else kernel.forward_threads
+        blocks = blocks_per_processor(kernel, bool(backward))
+        # Registers are handed out to warps in units of 256.
+        registers = (used.registers + 7) // 8 * 8
+        assert registers * threads * blocks <= REGISTERS_OF_A_PROCESSOR, used
+        assert used.spilled <= spills_allowed(kernel), used
+        assert used.stack <= spills_allowed(kernel), used
+        dynamic = kernel.backward_shared if backward else kernel.forward_shared
+        assert used.shared + dynamic <= device.shared_bytes, used
+
+
+def test_the_log_is_understood() -> None:
+    log = """
+ptxas info    : Compiling entry function 'a_backward' for 'sm_90'
+ptxas info    : Function properties for a_backward
+ptxas         .     24 bytes stack frame, 64 bytes spill stores, 52 bytes spill loads
+ptxas info    : Used 128 registers, used 3 barriers, 1024 bytes smem
+ptxas info    : Compiling entry function 'a_forward' for 'sm_90'
+ptxas info    : Function properties for a_forward
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 96 registers, used 2 barriers
+"""
+    assert usage_of(log) == {"a_backward": Usage(128, 24, 64, 1024), "a_forward": Usage(96, 0, 0, 0)}
+
+
+def test_the_kinds_cover_every_source_and_mode() -> None:
+    for architecture, device in ARCHITECTURES.items():
+        everything = kernels_for(device)
+        some = one_of_each_kind(everything)
+        assert {(k.source, k.mode, k.wide) for k in some} == {(k.source, k.mode, k.wide) for k in everything}
+        assert len(some) < len(everything) / 2, architecture
+
+
+def test_shared_memory_that_was_asked_for_is_checked_by_the_sources() -> None:
+    """Static assertions in the sources compare their structures with what `config` computes."""
+    kernel = config.choose(False, 5, torch.float32, False, True, True, ARCHITECTURES["sm_90"]).main
+
+    class Stingy(Kernel):
+        def defines(self) -> dict[str, int]:
+            return {**super().defines(), self.macro: 64}
+
+        macro = ""
+
+    fields = {name: getattr(kernel, name) for name in kernel.__dataclass_fields__}
+    for macro in ("FORWARD_SHARED", "BACKWARD_SHARED"):
+        stingy = Stingy(**fields)
+        object.__setattr__(stingy, "macro", macro)
+        with pytest.raises(Exception, match="too little shared memory"):
+            compile_source(stingy, "sm_90")
