@@ -183,7 +183,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     kernel = plan.main
     p = Params()
     p.batch, p.n, p.m, p.d = batch, n, m, d
-    p.bandwidth = bandwidth if bandwidth >= 0 else n + m
+    p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips = kernel.strips(n)
     p.checkpoints = kernel.checkpoints(m, bandwidth)
     p.bound_columns = kernel.bound_columns(m, bandwidth)

@@ -151,11 +151,8 @@ DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal)
 }
 DEVICE real sum_of(const Terms& t) { return t.up + (t.left + t.diagonal); }
 DEVICE Scaled times(real sum, exponent m, const Weight& w) {  // eq. (6)
-#if BANDED || WIDE
+  // The limit also catches sums beyond 32 bits: they end at NO_PATH, and the result tells.
   return Scaled{sum * w.v, add_then_min(m, w.n, (exponent)NO_PATH)};
-#else
-  return Scaled{sum * w.v, m + w.n};  // nothing is forbidden, so NO_PATH + 2^29 is never passed
-#endif
 }
 // Moves f's exponent into n; done every 16 steps, in which f grows by 4.3^16 = 2^34 at most.
 DEVICE void renormalize(Scaled& z) {
@@ -206,7 +203,8 @@ DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
   s.present = s.first_row < s.n;
   s.is_last = s.first_row + STRIP_ROWS >= s.n;
   s.last_row = s.is_last ? s.n - 1 : s.first_row + STRIP_ROWS - 1;
-  s.first_column = s.first_row > p.bandwidth ? s.first_row - p.bandwidth : 0;
+  // One column more than the strip's own rows have: the row above reaches the first of them by its diagonal.
+  s.first_column = s.first_row - 1 > p.bandwidth ? s.first_row - 1 - p.bandwidth : 0;
   s.last_column = s.m - 1 < s.last_row + p.bandwidth ? s.m - 1 : s.last_row + p.bandwidth;
   return s;
 }
@@ -216,7 +214,10 @@ DEVICE bool in_band(const Strip& s, i32 row, i32 column) {
 }
 // Step at which the strip is at the pair's last cell.
 DEVICE i32 final_step(const Strip& s) { return s.m - 1 + (s.n - 1 - s.first_row); }
-DEVICE i32 last_step(const Strip& s) { return s.last_column + (s.last_row - s.first_row); }
+// One step more where the row below reaches past the last column: its diagonal comes back here in the backward.
+DEVICE i32 last_step(const Strip& s) {
+  return s.last_column + (s.last_row - s.first_row) + (!s.is_last && s.last_column < s.m - 1 ? 1 : 0);
+}
 
 // ---- hand-off between strips
 // Strip k passes one row to the next strip in the order of the walk (downwards in the forward, upwards in the
@@ -303,7 +304,7 @@ DEVICE u32 next_ticket(const Params& p) { return fetch_add(p.tickets, 1u) + 1u; 
 DEVICE void prepare_second_walk(const Params& p, i32 pair, i32 walk_index) {
   if (walk_index == 0) {
     HandoffRow rows = handoff_row(p, pair, 0);
-    if (p.row_bytes)
+    if (p.row_bytes && p.strips > 1)
       for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
         rows.first[i].d = 0xffffffffu;
         rows.second[i].d = 0xffffffffu;

@@ -40,6 +40,8 @@
 #define COST_BARRIER 1
 #define GRAD_BARRIER 2
 
+static_assert(LANE_ROWS == 1 || CHECKPOINT > 32, "the ring of costs would be too short");
+
 typedef float Step[STEP_STRIDE];
 
 // Position of (chunk, step within it) in a ring of `chunks` chunks.
@@ -539,8 +541,9 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
       float inner = product[c][e] + cross[c][e] * LOW_PLANE;
 #endif
       float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - twice * inner;
-      // Rounding can leave a little less than zero; a NaN stays one.
-      put_cost(ring, start, chunks, s, row, column, tile, (distance < 0.0f ? 0.0f : distance) * scale, maker.bad);
+      // Rounding can leave a little less than zero. NaN stays, and an overflown product becomes one: both are flagged.
+      if (distance < 0.0f) distance = distance > -3.0e38f ? 0.0f : distance - distance;
+      put_cost(ring, start, chunks, s, row, column, tile, distance * scale, maker.bad);
     }
 #endif
 }
@@ -999,14 +1002,14 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
       UNROLL for (int h = 0; h < 2; h++)
         UNROLL for (int i = 0; i < GY_TILES; i++)
           old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
-    meet_for_gradients();
 #if SLICED
+    meet_for_gradients();  // this slice of x and y is there
     const PlaneRow* x_planes = shared.x;
 #else
     const PlaneRow* x_planes = frame.x;
 #endif
+    float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
     if (p.grad_y) {  // gY = E' X: k runs over rows
-      float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
       UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
       UNROLL_BY(2) for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
         u32 e_columns[ALIGN_PLANES][4], b[PLANES][GY_TILES / 2][4];
@@ -1028,6 +1031,11 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
         column_sum[h] += from_lane_xor(column_sum[h], 1);
         column_sum[h] += from_lane_xor(column_sum[h], 2);
       }
+    }
+#if !SLICED
+    meet_for_gradients();  // y is there; the products did not need it
+#endif
+    if (p.grad_y) {
       const float twice = 2.0f * factor * frame_unscale(frame);
       UNROLL for (int h = 0; h < 2; h++) {
         const i32 column = column_tile + g + h * 8;
