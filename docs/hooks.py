@@ -28,11 +28,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _NUMBERED.sub(r'<div id="eq-\1"></div>\n\n$$', figures.fill(markdown))
 
 
-def on_page_content(content: str, page: Any, **_: Any) -> str:
+def on_page_content(content: str, **_: Any) -> str:
     """Turn TeX into MathML and Sphinx roles, which editors understand in docstrings, into links."""
     content = _DISPLAY.sub(lambda found: _equation(found[1]), content)
     content = _INLINE.sub(lambda found: convert(html.unescape(found[1])), content)
-    return _ROLE.sub(lambda found: _link(found[1], page.url), content)
+    return _ROLE.sub(lambda found: _link(found[1]), content)
 
 
 def _equation(tex: str) -> str:
@@ -45,8 +45,8 @@ def _equation(tex: str) -> str:
     return f'<div class="equation">{formula}<a href="#eq-{number}">({number})</a></div>'
 
 
-def _link(name: str, url: str) -> str:
+def _link(name: str) -> str:
+    """A link within the API page, the only one that shows docstrings."""
     short = name.split(".")[-1]
-    full = f"softdtw_cuda.plot.{short}" if short == "AlignmentAxes" else f"softdtw_cuda.{short}"
-    page = "" if url.startswith("api") else "../" * url.count("/") + "api/"
-    return f'<a href="{page}#{full}"><code>{short}</code></a>'
+    module = "softdtw_cuda.plot" if short == "AlignmentAxes" else "softdtw_cuda"
+    return f'<a href="#{module}.{short}"><code>{short}</code></a>'
