@@ -1,4 +1,4 @@
-"""Paths along the edge of a band, where strips and checkpoints meet it; random costs hide what fails there."""
+"""Paths along the edge of a band, where strips and checkpoints meet it; random costs hide such faults."""
 
 from __future__ import annotations
 
