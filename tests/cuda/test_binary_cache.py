@@ -92,7 +92,6 @@ class TestFolder:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
 
-    @pytest.mark.xfail(reason="the home folder is taken for granted", raises=RuntimeError, strict=True)
     def test_a_user_without_a_home(
         self, monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[Kernel, str]]
     ) -> None:

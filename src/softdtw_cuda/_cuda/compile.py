@@ -28,13 +28,16 @@ def source_text(name: str) -> str:
     return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
 
 
-def cache_folder() -> Path:
-    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder; None for a user without one."""
     chosen = os.environ.get("SOFTDTW_CUDA_CACHE")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "softdtw_cuda"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(base or Path.home() / ".cache") / "softdtw_cuda"
+    except RuntimeError:  # a user id that the password file does not know
+        return None
 
 
 def compiler_version() -> str:
@@ -105,7 +108,10 @@ def compile_source(kernel: Kernel, architecture: str, log: list[str] | None = No
 
 def binary_of(kernel: Kernel, architecture: str) -> bytes:
     """The compiled kernel, from the cache if it is there."""
-    path = cache_folder() / f"{cache_key(kernel, architecture, compiler_version())}.cubin"
+    folder = cache_folder()
+    if folder is None:
+        return compile_source(kernel, architecture)
+    path = folder / f"{cache_key(kernel, architecture, compiler_version())}.cubin"
     binary = read_cached(path)
     if binary is None:
         binary = compile_source(kernel, architecture)
