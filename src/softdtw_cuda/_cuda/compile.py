@@ -29,7 +29,7 @@ def source_text(name: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder; None for a user without one."""
+    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder if there is one."""
     chosen = os.environ.get("SOFTDTW_CUDA_CACHE")
     if chosen:
         return Path(chosen)
