@@ -59,9 +59,12 @@ class EmulatedGpu:
         self.launched: list[tuple[Kernel, bool]] = []
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory full of NaN, so that what is not written shows."""
+        """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
         made = torch.empty(shape, dtype=dtype)
-        if made.numel():
+        if dtype == torch.uint8:
+            junk = self._random.choice([bytes(made.numel()), self._random.randbytes(made.numel())])
+            made = torch.frombuffer(bytearray(junk), dtype=torch.uint8) if junk else made
+        elif made.numel():
             made.view(torch.uint8).fill_(255)
         return guarded(made, f"allocation {tuple(made.shape)} {dtype}", self._flush)
 
