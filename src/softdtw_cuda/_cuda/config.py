@@ -392,14 +392,14 @@ def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
 def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
     """The plan for series of up to n rows and d features; bandwidth -1 means no band.
 
-    Alignment changes how rows are read, not what is saved.
+    Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes holds for its d.
     """
-    return choose(False, d, dtype, bandwidth >= 0, _is_short(n), aligned, weakest_device())
+    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, weakest_device())
 
 
 def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:
     """The plan for a cost matrix of n rows."""
-    return choose(True, 1, dtype, bandwidth >= 0, _is_short(n), True, weakest_device())
+    return choose(True, 1, dtype, bool(bandwidth >= 0), _is_short(n), True, weakest_device())
 
 
 def _is_short(n: Any) -> bool:

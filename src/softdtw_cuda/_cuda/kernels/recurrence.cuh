@@ -171,11 +171,12 @@ DEVICE void renormalize(Scaled& z) {
 struct Shares { real up, left, diagonal; };
 DEVICE Shares shares_of(const Terms& t, real sum) {
 #if WIDE
-  real inverse = sum == 0.0 ? 0.0 : 1.0 / sum;
+  if (sum == 0.0) return Shares{0.0, 0.0, 0.0};
+  return Shares{t.up / sum, t.left / sum, t.diagonal / sum};
 #else
   real inverse = reciprocal_fast(sum);
-#endif
   return Shares{t.up * inverse, t.left * inverse, t.diagonal * inverse};
+#endif
 }
 
 // ---- geometry of one strip of one pair
