@@ -108,9 +108,13 @@ class Gpu:
             found = self._loaded.get((kernel, index))
             if found is not None:
                 return found
-            from cuda.bindings import driver
-            from cuda.core import Device, ObjectCode
-
+            try:
+                from cuda.bindings import driver
+                from cuda.core import Device, ObjectCode
+            except ImportError as error:
+                raise ImportError(
+                    f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
+                ) from error
             properties = torch.cuda.get_device_properties(index)
             binary = self._binary(kernel, f"sm_{properties.major}{properties.minor}")
             with torch.cuda.device(index):
