@@ -1,0 +1,314 @@
+"""How calls behave on a GPU: streams, devices, graphs, threads, compilation, memory, host time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import softdtw_cuda
+from softdtw_cuda import softdtw
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = Path(softdtw_cuda.__file__).resolve().parents[1]
+
+
+def series(batch: int, steps: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(batch, steps, d, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def value_and_gradients(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+    value = softdtw(x, y, gamma=0.5)
+    return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
+
+
+def assert_same(measured: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for a, b in zip(measured, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+FAMILIES = pytest.mark.parametrize("d", [1, 5, 64])
+
+
+# ---- streams, devices, threads
+
+
+@FAMILIES
+def test_a_side_stream(d: int) -> None:
+    """The kernels run where torch's current stream says: after the slow copy there, not before."""
+    x, y = series(8, 200, d), series(8, 150, d, 1)
+    expected = value_and_gradients(x, y)
+    late_x, late_y = torch.zeros_like(x), torch.zeros_like(y)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # about 30 ms, in which a kernel on another stream would read zeros
+        late_x.copy_(x)
+        late_y.copy_(y)
+        measured = value_and_gradients(late_x, late_y)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_same(measured, expected)
+
+
+def test_many_streams_at_once() -> None:
+    problems = [(series(4, 100 + 37 * k, 5, k), series(4, 130, 5, k + 50)) for k in range(6)]
+    expected = [value_and_gradients(x, y) for x, y in problems]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in problems]
+    measured = []
+    for stream, (x, y) in zip(streams, problems, strict=True):
+        with torch.cuda.stream(stream):
+            measured.append(value_and_gradients(x, y))
+    torch.cuda.synchronize()
+    for one, other in zip(measured, expected, strict=True):
+        assert_same(one, other)
+
+
+@FAMILIES
+def test_a_second_device(d: int) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x, y = series(8, 200, d), series(8, 150, d, 1)
+    expected = value_and_gradients(x, y)
+    assert torch.cuda.current_device() == 0
+    measured = value_and_gradients(x.to("cuda:1"), y.to("cuda:1"))
+    assert {tensor.device.index for tensor in measured} == {1}
+    assert torch.cuda.current_device() == 0
+    assert_same(tuple(tensor.to("cuda:0") for tensor in measured), expected)
+
+
+def test_threads_with_their_own_streams() -> None:
+    problems = [
+        (series(4, 90 + 60 * k, d, k), series(4, 120, d, k + 9)) for k, d in enumerate((1, 5, 20, 64))
+    ]
+    expected = [value_and_gradients(x, y) for x, y in problems]
+    torch.cuda.synchronize()
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    measured = value_and_gradients(*problems[index])
+                    stream.synchronize()
+                    assert_same(measured, expected[index])
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(problems))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# ---- graphs
+
+
+@FAMILIES
+def test_capture_and_replay(d: int) -> None:
+    x, y = series(8, 200, d).requires_grad_(), series(8, 150, d, 1).requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles and warms the allocator up
+        for _ in range(2):
+            torch.autograd.grad(softdtw(x, y, gamma=0.5).sum(), (x, y))
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = softdtw(x, y, gamma=0.5)
+        grads = torch.autograd.grad(value.sum(), (x, y))
+    for seed in (5, 6, 7):
+        with torch.no_grad():
+            x.copy_(series(8, 200, d, seed))
+            y.copy_(series(8, 150, d, seed + 100))
+        graph.replay()
+        measured = (value.detach().clone(), *(gradient.clone() for gradient in grads))
+        assert_same(measured, value_and_gradients(x, y))
+
+
+def test_replay_of_samples_beyond_the_narrow_range() -> None:
+    """Whether a sample is walked again is decided on the GPU, so a graph captured with tame data does it."""
+    x, y = series(4, 150, 5), series(4, 140, 5, 1)
+    value_and_gradients(x, y)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        value = softdtw(x, y, gamma=0.5)
+    x[2] *= 1e5
+    graph.replay()
+    exact = softdtw(x.double(), y.double(), gamma=0.5)
+    torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+def test_compiled_whole() -> None:
+    """With inductor; the library's own tests trace every option with a quicker backend."""
+    torch._dynamo.reset()
+    d = 64
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return (softdtw(x * 2.0, y, gamma=0.5) + 1.0).mean()
+
+    x, y = series(8, 200, d), series(8, 150, d, 1)
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+        value = function(a, b)
+        results.append((value.detach(), *torch.autograd.grad(value, (a, b))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# ---- no waiting
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@FAMILIES
+@pytest.mark.parametrize("options", ["plain", "lengths", "band"])
+def test_the_host_never_waits(d: int, options: str) -> None:
+    x, y = series(8, 100, d).requires_grad_(), series(8, 90, d, 1).requires_grad_()
+    lengths = torch.tensor([100, 90, 80, 70, 60, 50, 40, 90], device="cuda")
+    given = {"plain": {}, "band": {"bandwidth": 20}, "lengths": {"x_lengths": lengths}}[options]
+    softdtw(x, y, **given).sum().backward()  # the first call compiles
+    with waiting_is_an_error():
+        softdtw(x, y, **given).sum().backward()
+        with torch.no_grad():
+            softdtw(x, y, **given)
+
+
+# ---- memory
+
+
+def peak_of_a_call(x: Tensor, y: Tensor, gradient: bool) -> int:
+    """Bytes allocated at the peak beyond the inputs and their gradients, by torch's own count."""
+    x, y = x.detach().requires_grad_(gradient), y.detach().requires_grad_(gradient)
+
+    def call() -> None:
+        value = softdtw(x, y)
+        if gradient:
+            x.grad = y.grad = None
+            value.sum().backward()
+
+    call()
+    x.grad = y.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    gradients = (x.numel() + y.numel()) * x.element_size() if gradient else 0
+    return torch.cuda.max_memory_allocated() - before - gradients
+
+
+def test_half_a_byte_per_cell() -> None:
+    x, y = series(32, 2048, 64), series(32, 2048, 64, 1)
+    assert peak_of_a_call(x, y, gradient=True) <= 0.5 * 32 * 2048 * 2048
+
+
+@FAMILIES
+def test_without_gradients_memory_is_linear(d: int) -> None:
+    x, y = series(4, 8192, d), series(4, 8192, d, 1)
+    with torch.no_grad():
+        peak = peak_of_a_call(x, y, gradient=False)
+    assert peak <= 4 * (8192 + 8192) * 64
+    assert peak <= 0.05 * 4 * 8192 * 8192
+
+
+def test_nothing_is_left_behind() -> None:
+    x, y = series(8, 500, 8), series(8, 400, 8, 1)
+    value_and_gradients(x, y)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(5):
+        value_and_gradients(x, y)
+    assert torch.cuda.memory_allocated() == before
+
+
+# ---- time on the host; in processes of their own, without this suite's poisoned torch.empty
+
+
+def run_python(program: str, cache: Path | None = None, timeout: float = 200) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    if cache is not None:
+        environment["SOFTDTW_CUDA_CACHE"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+HOST_TIME = """
+import statistics, time, torch
+from softdtw_cuda import SoftDTW
+loss = SoftDTW(gamma=1.0)
+x = torch.randn(16, 64, 8, device="cuda", requires_grad=True)
+y = torch.randn(16, 64, 8, device="cuda")
+for _ in range(50):
+    loss(x, y).sum().backward()
+torch.cuda.synchronize()
+times = []
+for _ in range(300):
+    x.grad = None
+    start = time.perf_counter()
+    value = loss(x, y).sum()
+    value.backward()
+    times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+print(statistics.median(times) * 1e6)
+"""
+
+FIRST_CALL = """
+import time, torch
+x = torch.randn(4, 100, {d}, device="cuda", requires_grad=True)
+y = torch.randn(4, 100, {d}, device="cuda")
+(x.detach().square().sum() + 1).item()  # the context, and torch's own first kernels
+x.square().sum().backward()
+from softdtw_cuda import softdtw
+torch.cuda.synchronize()
+start = time.perf_counter()
+softdtw(x, y).sum().backward()
+torch.cuda.synchronize()
+print(time.perf_counter() - start)
+"""
+
+
+def test_host_time_of_a_call() -> None:
+    assert float(run_python(HOST_TIME)) <= 150
+
+
+@pytest.mark.parametrize("d", [1, 8, 64])
+def test_first_calls(d: int, tmp_path: Path) -> None:
+    program = FIRST_CALL.format(d=d)
+    fresh = float(run_python(program, tmp_path / "cache"))
+    later = float(run_python(program, tmp_path / "cache"))
+    assert fresh <= 3.0
+    assert later <= 0.3
+    assert list((tmp_path / "cache").iterdir())

@@ -1,0 +1,65 @@
+"""NVIDIA's compute-sanitizer over small shapes of every family, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import softdtw_cuda
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+SOURCE = Path(softdtw_cuda.__file__).resolve().parents[1]
+FOUND = 86
+
+PROGRAM = """
+import torch
+from softdtw_cuda import softdtw, softdtw_from_cost
+torch.manual_seed(0)
+for d, dtype in ((1, torch.float32), (5, torch.float32), (33, torch.float32), (64, torch.float32),
+                 (130, torch.float32), (64, torch.bfloat16), (3, torch.float64)):
+    for bandwidth in (None, 40):
+        x = torch.randn(2, 130, d, device="cuda", dtype=dtype, requires_grad=True)
+        y = torch.randn(2, 97, d, device="cuda", dtype=dtype, requires_grad=True)
+        softdtw(x, y, gamma=0.5, bandwidth=bandwidth).sum().backward()
+        lengths = torch.tensor([33, 97], device="cuda")
+        softdtw(x, y, gamma=1e-6, y_lengths=lengths, x_lengths=lengths).sum().backward()
+cost = torch.rand(2, 130, 97, device="cuda", requires_grad=True)
+softdtw_from_cost(cost, gamma=0.1).sum().backward()
+torch.cuda.synchronize()
+print("finished")
+"""
+
+
+def sanitizer() -> str | None:
+    """The tool on the path, or where the toolkit puts it."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    candidates = [Path(home) / "bin" / "compute-sanitizer" for home in homes if home]
+    return shutil.which("compute-sanitizer") or next((str(c) for c in candidates if c.exists()), None)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_clean(tool: str) -> None:
+    found = sanitizer()
+    if found is None:
+        pytest.skip("compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+    # Without torch's cache of memory every buffer is an allocation of its own, whose ends memcheck watches.
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    options = [f"--tool={tool}", f"--error-exitcode={FOUND}"]
+    if tool == "memcheck":
+        options.append("--report-api-errors=no")  # torch asks the driver questions whose answer is an error
+    done = subprocess.run(
+        [found, *options, sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "finished" in done.stdout
