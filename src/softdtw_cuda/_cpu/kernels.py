@@ -150,8 +150,9 @@ def distance_rows(
 ) -> None:
     """rows[a, b] = sum_d (x[a, d] - y[b, d])^2 by direct differences.
 
-    Sums of at most 4 terms are added to a compensated total, which keeps the error near half a unit in the last
-    place: long series with a small gamma show anything more in their gradients. A block of 4 rows and 2 vectors shares its loads. Blocks outside the band are passed over.
+    Sums of at most 4 terms are added to a compensated total, which keeps the error near half a unit in the
+    last place: long series with a small gamma show anything more in their gradients. A block of 4 rows and 2
+    vectors shares its loads. Blocks outside the band are passed over.
     """
     lanes = lanes_of(rows)
     pitch = edge + lanes

@@ -392,7 +392,7 @@ def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
 def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
     """The plan for series of up to n rows and d features; bandwidth -1 means no band.
 
-    Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes holds for its d.
+    Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes keeps its d.
     """
     return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, weakest_device())
 
