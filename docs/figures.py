@@ -217,7 +217,7 @@ def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
 def _readme_picture(rows: Sequence[Row]) -> Path | None:
     """The plot to show first: time and memory against length on a GPU, else accuracy."""
     for device in devices(rows):
-        for kind in ("lengths", "accuracy") if _is_gpu(device) else ("accuracy",):
+        for kind in ("accuracy", "lengths") if _is_gpu(device) else ("accuracy",):
             path = PLOTS / f"{kind}-{records.slug(device)}.png"
             if path.exists():
                 return path
