@@ -545,6 +545,22 @@ def test_a_spike_that_the_frame_did_not_see(compute: Compute, case: Case) -> Non
     assert_right(case, given, answer)
 
 
+@pytest.mark.parametrize(
+    "case", [Case(2, 100, 90, 1), Case(2, 100, 90, 5), Case(2, 100, 90, 64), Case(2, 100, 90, 0)], ids=str
+)
+def test_one_cost_beyond_the_range_on_a_path_within_it(compute: Compute, case: Case) -> None:
+    """The sum of the path would fit the narrow exponent; the rounding of that one cost would not."""
+    given = inputs_of(case)
+    scaled = 3e7  # between 2^22 and 2^29
+    if given.y is None:
+        given.x[0, 44] = scaled / math.log2(math.e)
+    else:
+        given.y[0, 44] = math.sqrt(scaled / math.log2(math.e) / case.d)
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [True, False]
+    assert_right(case, given, answer)
+
+
 # ---- broken and forbidden
 
 
