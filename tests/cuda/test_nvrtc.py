@@ -77,7 +77,12 @@ def _weight(kernel: Kernel) -> tuple[object, ...]:
 def wanted() -> Iterator[tuple[str, Kernel]]:
     for architecture, device in ARCHITECTURES.items():
         kernels = kernels_for(device)
-        for kernel in kernels if ALL or architecture == "sm_90" else one_of_each_kind(kernels):
+        if not ALL:
+            # Every float32 kernel for one architecture, and one of each kind of the rest.
+            first = [k for k in kernels if architecture == "sm_90" and k.input_code == 0]
+            rest = tuple(k for k in kernels if k not in first)
+            kernels = (*first, *one_of_each_kind(rest))
+        for kernel in kernels:
             yield architecture, kernel
 
 
