@@ -18,7 +18,7 @@ SOURCE = Path(softdtw_cuda.__file__).resolve().parents[1]
 FOUND = 86
 
 # racecheck reports hazards between roles of tiled.cu, whose warps reach their common barriers from different
-# instructions; the emulator's detector, which follows such barriers, finds none (tests/cuda/test_kernels_emulated.py).
+# instructions; the emulator, whose detector follows such barriers, finds none (test_kernels_emulated.py).
 ONE_WARP = ((1, "float32"), (3, "float64"))
 ALL = (*ONE_WARP, (5, "float32"), (33, "float32"), (64, "float32"), (130, "float32"), (64, "bfloat16"))
 
