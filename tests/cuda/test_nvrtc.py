@@ -34,12 +34,12 @@ FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 4096)
 ALL = os.environ.get("SOFTDTW_CUDA_ALL_KERNELS") == "1"
 
 REGISTERS_OF_A_PROCESSOR = 65536
-SPILLED_BYTES = {UNIVARIATE: 32, COST: 64, DIRECT: 64, TENSOR: 256}
+SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 8, TENSOR: 96}
 """Bytes that a thread of a narrow kernel may spill, by mode."""
 RAGGED_SPILLED_BYTES = 640
 """The same for tensor kernels whose features do not fill aligned rows: each load has an address and a bound
 of its own, which is more than the registers hold. Results are right all the same."""
-WIDE_SPILLED_BYTES = 96
+WIDE_SPILLED_BYTES = 32
 """The same for wide kernels, which are not made for speed."""
 
 
