@@ -17,10 +17,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 SOURCE = Path(softdtw_cuda.__file__).resolve().parents[1]
 FOUND = 86
 
-# racecheck reports hazards between roles of tiled.cu, whose warps reach their common barriers from different
-# instructions; the emulator, whose detector follows such barriers, finds none (test_kernels_emulated.py).
-ONE_WARP = ((1, "float32"), (3, "float64"))
-ALL = (*ONE_WARP, (5, "float32"), (33, "float32"), (64, "float32"), (130, "float32"), (64, "bfloat16"))
+# Open: racecheck reports hazards between the roles of tiled_backward on an H200, and this test fails there.
+# The emulator's detector finds none in the shapes tried; whether the tool or the kernel is wrong is not known.
+ALL = (
+    *((1, "float32"), (3, "float64"), (5, "float32"), (33, "float32")),
+    *((64, "float32"), (130, "float32"), (64, "bfloat16")),
+)
 
 PROGRAM = """
 import sys
@@ -35,9 +37,8 @@ for d, name in eval(sys.argv[1]):
         softdtw(x, y, gamma=0.5, bandwidth=bandwidth).sum().backward()
         lengths = torch.tensor([33, 97], device="cuda")
         softdtw(x, y, gamma=1e-6, y_lengths=lengths, x_lengths=lengths).sum().backward()
-if len(sys.argv) > 2:
-    cost = torch.rand(2, 130, 97, device="cuda", requires_grad=True)
-    softdtw_from_cost(cost, gamma=0.1).sum().backward()
+cost = torch.rand(2, 130, 97, device="cuda", requires_grad=True)
+softdtw_from_cost(cost, gamma=0.1).sum().backward()
 torch.cuda.synchronize()
 print("finished")
 """
@@ -60,9 +61,8 @@ def test_clean(tool: str) -> None:
     options = [f"--tool={tool}", f"--error-exitcode={FOUND}"]
     if tool == "memcheck":
         options.append("--report-api-errors=no")  # torch asks the driver questions whose answer is an error
-    arguments = [repr(ALL), "cost"] if tool == "memcheck" else [repr(ONE_WARP)]
     done = subprocess.run(
-        [found, *options, sys.executable, "-c", PROGRAM, *arguments],
+        [found, *options, sys.executable, "-c", PROGRAM, repr(ALL)],
         env=environment,
         capture_output=True,
         text=True,

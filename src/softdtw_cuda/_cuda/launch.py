@@ -151,7 +151,7 @@ class Gpu:
         return binary_of(kernel, architecture) if started is None else started.result()
 
     def _open_driver(self) -> None:
-        """The two driver calls of every launch, by ctypes, which costs the least host time."""
+        """The two driver calls that every launch makes, by ctypes."""
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         launch = library.cuLaunchKernel
         launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
