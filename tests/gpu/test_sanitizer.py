@@ -18,7 +18,7 @@ SOURCE = Path(softdtw_cuda.__file__).resolve().parents[1]
 FOUND = 86
 
 # Open: racecheck reports hazards between the roles of tiled_backward on an H200, and this test fails there.
-# The emulator's detector finds none in the shapes tried; whether the tool or the kernel is wrong is not known.
+# The emulator's detector finds none in the shapes tried; whether tool or kernel is wrong is not known.
 ALL = (
     *((1, "float32"), (3, "float64"), (5, "float32"), (33, "float32")),
     *((64, "float32"), (130, "float32"), (64, "bfloat16")),
