@@ -92,6 +92,7 @@ def compile_source(kernel: Kernel, architecture: str, log: list[str] | None = No
         arch=architecture,
         std="c++17",
         device_as_default_execution_space=True,  # older NVRTC asks for it on generic lambdas
+        split_compile=0,  # forward and backward side by side, on as many threads as there are processors
         define_macro=[(name, str(value)) for name, value in kernel.defines().items()],
         ptxas_options=["-v"] if log is not None else None,
     )

@@ -33,6 +33,10 @@ TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
 
+PAIRS_AT_A_TIME = 256
+"""Pairs whose strips are handed out together. Enough that a strip's row is mostly there when it starts; fewer
+than all, so that the end of a launch is not one row of strips."""
+
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
 WIDE_SUBWALK = 16
@@ -184,11 +188,10 @@ def _forward_shared(k: Kernel) -> int:
 def _backward_shared(k: Kernel) -> int:
     real = 8 if k.wide else 4
     if k.source == "inline":
-        flow = 4 * real
-        shares = 3 * k.subwalk if k.banded or k.wide else 2 * k.subwalk + 1
-        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real + 64
-        if k.checkpoint > k.subwalk:
-            size += k.checkpoint // k.subwalk * 2 * k.strip_rows * 2 * real
+        flow = 2 * real
+        shares = (3 if k.banded or k.wide else 2) * k.subwalk
+        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real
+        size += max(k.checkpoint // k.subwalk - 2, 0) * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
             size += (k.strip_rows + k.checkpoint) * 4
         return _aligned(size + 48)

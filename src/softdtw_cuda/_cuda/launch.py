@@ -192,6 +192,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.checkpoints = kernel.checkpoints(m, bandwidth)
     p.bound_columns = kernel.bound_columns(m, bandwidth)
     p.tiles = (m + TILE - 1) // TILE
+    p.group = min(batch, config.PAIRS_AT_A_TIME)
     p.scale = _LOG2_E / gamma
     p.unscale = gamma * _LN_2
     p.pair_bytes = forward.pair_bytes
@@ -296,8 +297,8 @@ def _backward(
     device = x.device
     call = _call(plan, batch, n, m, d, gamma, bandwidth, True)
     saved, layout = call.forward, call.backward
-    if grad.dtype != value.dtype or not grad.is_contiguous():
-        grad = grad.to(value.dtype).contiguous()
+    if grad.dtype != value.dtype:
+        grad = grad.to(value.dtype)
     # The second walk of the redo writes values again; they go behind the scratch.
     value_bytes = 8 * batch if plan.redo is not None else 0
     buffer = gpu.empty(layout.total + value_bytes, torch.uint8, device)
@@ -306,7 +307,7 @@ def _backward(
     pairs = state_base + saved.pairs
     p = Params.from_buffer_copy(call.main)
     _set_inputs(p, x, y, x_lengths, y_lengths)
-    p.grad, p.value = grad.data_ptr(), value.data_ptr()
+    p.grad, p.grad_stride, p.value = grad.data_ptr(), grad.stride(0), value.data_ptr()
     p.states, p.bounds = pairs, pairs + call.main_bounds
     sums = []
     if grad_x is not None:

@@ -59,7 +59,7 @@ DEVICE void step_costs(real (&cost)[LANE_ROWS], Costs& c, float y, const Strip& 
   c.y[0] = y;
   UNROLL for (int q = 0; q < LANE_ROWS; q++) {
     float difference = c.x[q] - c.y[q];
-    cost[q] = (difference * c.scale) * difference;
+    cost[q] = (difference * difference) * c.scale;  // in this order a difference without rounding costs one rounding
 #if BANDED
     i32 row = (i32)lane_index() * LANE_ROWS + q;
     i32 offset = step - row - row - s.first_row + s.bandwidth;  // column - row + bandwidth
@@ -171,6 +171,9 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   RowWord ahead{};
   bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, start + lane);
   if (wanted) ahead = load_word(row_in, start + lane);
+#if MODE == 2
+  element next_y = y[start + lane < s.m ? start + lane : s.m - 1];  // and so is y
+#endif
   for (i32 base = start; base <= last_step(s); base += 32) {
 #if MODE == 2
     warp_barrier();
@@ -180,7 +183,8 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       warp_barrier();
       shared.y[i * 32 + lane] = moved;
     }
-    float entering = base + lane < s.m ? to_float(y[base + lane]) : reference;
+    float entering = base + lane < s.m ? to_float(next_y) : reference;
+    next_y = y[base + 32 + lane < s.m ? base + 32 + lane : s.m - 1];
     bad |= out_of_range(entering, reference, costs.scale);
     shared.y[STRIP_ROWS + lane] = entering;
     warp_barrier();
@@ -247,7 +251,12 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
 }
 
 static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
-KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
+#if WIDE
+#define FORWARD_BLOCKS 16
+#else
+#define FORWARD_BLOCKS 20  // five warps to a scheduler
+#endif
+KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   ForwardShared& shared = *(ForwardShared*)memory;
   if (p.redo && (p.health[p.batch] & 1u)) return;
@@ -257,7 +266,8 @@ KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
     if (lane_index() == 0) ticket = next_ticket(p);
     ticket = from_lane(ticket, 0);
     if (ticket >= tickets) return;
-    Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), (i32)(ticket / (u32)p.batch));
+    const Assignment mine = assignment_of(p, ticket);
+    Strip s = strip_of(p, mine.pair, mine.turn);
     if (p.redo && (p.health[s.pair] & 1u)) continue;
     if (!s.valid) {
       if (s.index == 0 && lane_index() == 0) ((result_type*)p.value)[s.pair] = (result_type)double_of(0x7ff8000000000000ull);
@@ -280,13 +290,16 @@ KERNEL THREADS_PER_BLOCK(32, 16) inline_forward(GRID_CONSTANT const Params p) {
 #define KEEP_LEFT (BANDED || WIDE)
 struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], diagonal[LANE_ROWS]; };
 struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
+#define AT_A_TIME 8  // steps whose shares are read before any flow is written
 struct alignas(64) BackwardShared {
   LaneShares shares[SUBWALK][32];
-  LeftShares left[KEEP_LEFT ? SUBWALK : 1][32];
+#if KEEP_LEFT
+  LeftShares left[SUBWALK][32];
+#endif
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
-#if SUBWALKS > 1
-  StoredState states[SUBWALKS][STATE_SLOTS * 32];
+#if SUBWALKS > 2
+  StoredState states[SUBWALKS - 2][STATE_SLOTS * 32];  // at the begin of subwalks 1 and on, the last excepted
 #endif
 #if MODE == 2
   float y[STRIP_ROWS + CHECKPOINT];
@@ -335,6 +348,31 @@ DEVICE void pass_turn(const Params& p, const Strip& s, i32 walk_index, i32 tile)
 }
 #endif
 
+#if MODE == 2
+static_assert(CHECKPOINT % 32 == 0 && SUBWALKS <= 2, "provisions are whole columns, and a second walk starts from them");
+// What the walk from a checkpoint needs of memory, asked for one checkpoint ahead.
+struct Provisions {
+  StoredState top[CHECKPOINT / 32];
+  element y[LANE_ROWS + CHECKPOINT / 32];
+  Walker start;
+};
+DEVICE Provisions provisions_of(const Params& p, const Strip& s, const StoredState* bound, const element* y, i32 checkpoint) {
+  Provisions ahead;
+  const i32 column = checkpoint * CHECKPOINT + (i32)lane_index();
+  UNROLL for (int i = 0; i < CHECKPOINT / 32; i++) {
+    bool there = s.index > 0 && in_band(s, s.first_row - 1, column + i * 32);
+    ahead.top[i] = there ? bound[column + i * 32] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
+  }
+  UNROLL for (int i = 0; i < LANE_ROWS + CHECKPOINT / 32; i++) {
+    i32 at = column + (i - LANE_ROWS) * 32;
+    ahead.y[i] = y[at < 0 ? 0 : at < s.m ? at : s.m - 1];
+  }
+  ahead.start = load_walker(saved_state(p, s, checkpoint));
+  return ahead;
+}
+#endif
+static_assert(SUBWALK <= 32, "one lane has one column of a subwalk");
+
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 lane = (i32)lane_index();
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
@@ -342,20 +380,19 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
   const StoredState* bound = saved_bound(p, s, s.index - 1);
   const double value = (double)((const result_type*)p.value)[s.pair];
-  const double grad = (double)((const result_type*)p.grad)[s.pair];
+  const double grad = (double)((const result_type*)p.grad)[s.pair * p.grad_stride];
   // No path at all: nothing to pass back. A NaN poisons the sample.
   const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
   const i32 end = s.is_last ? final_step(s) : -1;
   Costs costs = open_costs(p, s);
-  real up[LANE_ROWS], left[LANE_ROWS], diagonal[LANE_ROWS], diagonal_before[LANE_ROWS];
-  UNROLL for (int q = 0; q < LANE_ROWS; q++) up[q] = left[q] = diagonal[q] = diagonal_before[q] = 0;
+  real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0;
 #if MODE == 2
   const element* y = (const element*)p.y + s.pair * p.y_stride;
   real gx[LANE_ROWS], gy[LANE_ROWS];
   UNROLL for (int q = 0; q < LANE_ROWS; q++) gx[q] = gy[q] = 0;
   const float reference = to_float(((const element*)p.x)[s.pair * p.x_stride]);
 #endif
-  real diagonal_in = 0;
 #if MODE == 1
   const Strip below = strip_of(p, s.pair, s.index + 1);
   i32 tile_open = s.last_column / 32 + 1;  // tiles from here on are already ours
@@ -365,27 +402,37 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         for (i32 k = lane; k < p.d; k += 32) ((result_type*)p.sum_x)[((i64)s.pair * p.n + s.first_row + q) * p.d + k] = 0;
   warp_barrier();
 #endif
+#if MODE == 2
+  Provisions next = provisions_of(p, s, bound, y, last_step(s) / CHECKPOINT);
+#endif
   for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= s.first_column / CHECKPOINT; checkpoint--) {
     const i32 base = checkpoint * CHECKPOINT;
     warp_barrier();
+#if MODE == 2
+    const Walker start = next.start;
+    UNROLL for (int i = 0; i < CHECKPOINT / 32; i++) shared.top[i * 32 + lane] = next.top[i];
+    UNROLL for (int i = 0; i < LANE_ROWS + CHECKPOINT / 32; i++) {
+      i32 column = base + (i - LANE_ROWS) * 32 + lane;
+      shared.y[i * 32 + lane] = column >= 0 && column < s.m ? to_float(next.y[i]) : reference;
+    }
+    const float* y_at = shared.y + STRIP_ROWS - base;
+    if (checkpoint > s.first_column / CHECKPOINT) next = provisions_of(p, s, bound, y, checkpoint - 1);
+#else
     for (i32 i = lane; i < CHECKPOINT; i += 32) {
       bool there = s.index > 0 && in_band(s, s.first_row - 1, base + i);
       shared.top[i] = there ? bound[base + i] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
     }
-#if MODE == 2
-    for (i32 i = lane; i < STRIP_ROWS + CHECKPOINT; i += 32) {
-      i32 column = base + i - STRIP_ROWS;
-      shared.y[i] = column >= 0 && column < s.m ? to_float(y[column]) : reference;
-    }
-    const float* y_at = shared.y + STRIP_ROWS - base;
+    const Walker start = load_walker(saved_state(p, s, checkpoint));
 #endif
     i32 subwalk = (last_step(s) - base) / SUBWALK;
     if (subwalk > SUBWALKS - 1) subwalk = SUBWALKS - 1;
-    Walker w = load_walker(saved_state(p, s, checkpoint));
+    Walker w = start;
     warp_barrier();
 #if SUBWALKS > 1
     for (i32 i = 0; i < subwalk; i++) {
-      store_walker(shared.states[i], w);
+#if SUBWALKS > 2
+      if (i > 0) store_walker(shared.states[i - 1], w);
+#endif
 #if MODE == 2
       seek_costs(costs, y_at, base + i * SUBWALK);
 #endif
@@ -402,9 +449,16 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #endif
     for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
       const i32 first = base + subwalk * SUBWALK;
-#if SUBWALKS > 1
-      if (!resumed) w = load_walker(shared.states[subwalk]);
+#if SUBWALKS > 2
+      if (!resumed) w = load_walker(subwalk > 0 ? shared.states[subwalk - 1] : saved_state(p, s, checkpoint));
+#else
+      if (!resumed) w = start;
 #endif
+      // Flows of the strip below: its first row is at our last row's column. Asked for here, needed after the walk.
+      const i32 flow_column = first + lane - (STRIP_ROWS - 1);
+      const bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
+      RowWord ahead{};
+      if (wanted) ahead = load_word(row_in, flow_column);
 #if MODE == 2
       seek_costs(costs, y_at, first);
 #endif
@@ -422,17 +476,14 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             left_of_rows.left[q] = share.left;
           });
           shared.shares[eight + k][lane] = share_of_rows;
-          if (KEEP_LEFT) shared.left[eight + k][lane] = left_of_rows;
+#if KEEP_LEFT
+          shared.left[eight + k][lane] = left_of_rows;
+#endif
         }
         if (eight & 8) renormalize(w);
       }
-      // Flows of the strip below: its first row is at our last row's column.
-      for (i32 i = lane; i < SUBWALK; i += 32) {
-        i32 column = first + i - (STRIP_ROWS - 1);
-        Flow flow{};
-        if (!s.is_last && in_band(s, s.first_row + STRIP_ROWS, column)) flow = unpack_flow(await_word(row_in, column, owner_in));
-        shared.flow_in[i] = flow;
-      }
+      if (wanted && !is_from(ahead, owner_in)) ahead = await_word(row_in, flow_column, owner_in);
+      if (lane < SUBWALK) shared.flow_in[lane] = wanted ? unpack_flow(ahead) : Flow{};
 #if MODE == 1
       i32 leftmost = (first - (STRIP_ROWS - 1)) / 32;
       if (leftmost < 0) leftmost = 0;
@@ -442,49 +493,49 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if MODE == 2
       UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
 #endif
-      auto sweep_four = [&](auto with_end, i32 eight) {
+      auto sweep_part = [&](auto with_end, i32 part) {
 #if !WIDE
-        LaneShares shares4[4];
-        LeftShares left4[4];
-        Flow in4[4];
-        UNROLL for (int k = 0; k < 4; k++) {
-          shares4[k] = shared.shares[eight + k][lane];
-          if (KEEP_LEFT) left4[k] = shared.left[eight + k][lane];
-          in4[k] = shared.flow_in[eight + k];
+        LaneShares shares[AT_A_TIME];
+        LeftShares lefts[AT_A_TIME];
+        Flow flows[AT_A_TIME];
+        UNROLL for (int k = 0; k < AT_A_TIME; k++) {
+          shares[k] = shared.shares[part + k][lane];
+#if KEEP_LEFT
+          lefts[k] = shared.left[part + k][lane];
+#endif
+          flows[k] = shared.flow_in[part + k];
         }
 #endif
 #if MODE == 2
-        float y4[4];
-        UNROLL for (int k = 0; k < 4; k++) y4[k] = y_at[first + eight + k - lane * LANE_ROWS - (LANE_ROWS - 1)];
+        float ys[AT_A_TIME];
+        UNROLL for (int k = 0; k < AT_A_TIME; k++) ys[k] = y_at[first + part + k - lane * LANE_ROWS - (LANE_ROWS - 1)];
 #endif
-        UNROLL_STEPS for (i32 k = 3; k >= 0; k--) {
-          const i32 step = first + eight + k;
+        UNROLL_STEPS for (i32 k = AT_A_TIME - 1; k >= 0; k--) {
+          const i32 step = first + part + k;
 #if WIDE
-          const LaneShares share = shared.shares[eight + k][lane];
-          const LeftShares left_share = shared.left[eight + k][lane];
-          const Flow from_below = shared.flow_in[eight + k];
+          const LaneShares share = shared.shares[part + k][lane];
+          const LeftShares left_share = shared.left[part + k][lane];
+          const Flow from_below = shared.flow_in[part + k];
 #else
-          const LaneShares& share = shares4[k];
-          const LeftShares& left_share = left4[k];
-          const Flow& from_below = in4[k];
+          const LaneShares& share = shares[k];
+          const LeftShares& left_share = lefts[k];
+          const Flow& from_below = flows[k];
 #endif
-          Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0};
+          Flow in{from_lane_below(pass[0]), 0};
 #if MODE == 2
           in.y = from_lane_below(gy[0]);
           UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) costs.y[q] = costs.y[q + 1];
-          costs.y[LANE_ROWS - 1] = y4[k];
+          costs.y[LANE_ROWS - 1] = ys[k];
 #endif
           if (lane == 31) in = from_below;
-          // Rows in order: row q reads row q + 1's flows of the step before, so those must not be overwritten yet.
+          // Rows in order: row q reads what row q + 1 passed in the step before, which must not be overwritten yet.
           UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-            real from_up = q < LANE_ROWS - 1 ? up[q + 1 < LANE_ROWS ? q + 1 : q] : in.up;
-            real from_diagonal = q < LANE_ROWS - 1 ? diagonal_before[q + 1 < LANE_ROWS ? q + 1 : q] : diagonal_in;
-            real e = left[q] + from_diagonal + from_up;
+            real e = left[q] + (q < LANE_ROWS - 1 ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : in.pass);
             if (decltype(with_end)::value && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
-            diagonal_before[q] = diagonal[q];
-            up[q] = e * share.up[q];
-            diagonal[q] = e * share.diagonal[q];
-            left[q] = KEEP_LEFT ? e * left_share.left[q] : e - up[q] - diagonal[q];
+            real up = e * share.up[q], aslant = e * share.diagonal[q];
+            left[q] = KEEP_LEFT ? e * left_share.left[q] : e - up - aslant;
+            pass[q] = up + diagonal[q];
+            diagonal[q] = aslant;
 #if MODE == 2
             real difference = costs.x[q] - costs.y[q];
             gx[q] = multiply_add(e, difference, gx[q]);
@@ -501,22 +552,21 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
             }
 #endif
           }
-          diagonal_in = in.diagonal;
           if (lane == 0) {
-            Flow out{up[0], diagonal[0], 0};
+            Flow out{pass[0], 0};
 #if MODE == 2
             out.y = gy[0];
 #endif
-            shared.flow_out[eight + k] = out;
+            shared.flow_out[part + k] = out;
           }
 #if MODE == 1
           warp_barrier();
 #endif
         }
       };
-      UNROLL_BY(1) for (i32 four = SUBWALK - 4; four >= 0; four -= 4) {
-        if (end >= first + four && end < first + four + 4) sweep_four(Yes{}, four);
-        else sweep_four(No{}, four);
+      UNROLL_BY(1) for (i32 part = SUBWALK - AT_A_TIME; part >= 0; part -= AT_A_TIME) {
+        if (end >= first + part && end < first + part + AT_A_TIME) sweep_part(Yes{}, part);
+        else sweep_part(No{}, part);
       }
       warp_barrier();
       for (i32 i = lane; i < SUBWALK; i += 32) {
@@ -528,7 +578,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column)
           store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * out.y), p.grad_y_wide);
 #endif
-        if (s.index > 0 && in_band(s, s.first_row, column)) store_word(row_out, column, pack_flow(out, owner_out));
+        if (s.index > 0 && passes_up(s, s.first_row, column)) store_word(row_out, column, pack_flow(out, owner_out));
       }
 #if MODE == 1
       if (first % 32 == 0) pass_turn(p, s, walk_index, first / 32);
@@ -565,7 +615,8 @@ KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
     if (lane_index() == 0) ticket = next_ticket(p);
     ticket = from_lane(ticket, 0);
     if (ticket >= tickets) return;
-    Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), p.strips - 1 - (i32)(ticket / (u32)p.batch));
+    const Assignment mine = assignment_of(p, ticket);
+    Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
     bool healthy = p.health[s.pair] & 1u;
     if (healthy == (p.redo != 0) || !s.valid || !s.present) continue;
 #if WIDE

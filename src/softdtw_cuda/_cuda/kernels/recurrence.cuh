@@ -35,6 +35,7 @@ struct Params {
   i64 pair_bytes;           // from one pair's states (and bounds) to the next pair's
   i64 row_bytes;            // from one pair's hand-off rows to the next pair's
   i64 more_row_bytes;
+  i64 grad_stride;          // of `grad`; 0 when one number stands for all samples
   double scale;             // log2(e) / gamma
   double unscale;           // gamma * ln(2)
   i32 batch, n, m, d;
@@ -43,6 +44,7 @@ struct Params {
   i32 checkpoints;          // checkpoints kept per strip
   i32 bound_columns;        // columns kept of each bottom row
   i32 tiles;                // column tiles of 32
+  i32 group;                // pairs whose strips are handed out together
   i32 redo;                 // 1: walk only the pairs whose health is bad, however few blocks there are
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
@@ -151,8 +153,12 @@ DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal)
 }
 DEVICE real sum_of(const Terms& t) { return t.up + (t.left + t.diagonal); }
 DEVICE Scaled times(real sum, exponent m, const Weight& w) {  // eq. (6)
+#if WIDE || BANDED
   // The limit also catches sums beyond 32 bits: they end at NO_PATH, and the result tells.
   return Scaled{sum * w.v, add_then_min(m, w.n, (exponent)NO_PATH)};
+#else
+  return Scaled{sum * w.v, m + w.n};  // no forbidden cells: 16 steps add 2^25 at most, and renormalize has the limit
+#endif
 }
 // Moves f's exponent into n; done every 16 steps, in which f grows by 4.3^16 = 2^34 at most.
 DEVICE void renormalize(Scaled& z) {
@@ -164,7 +170,7 @@ DEVICE void renormalize(Scaled& z) {
   i32 e = (i32)(bits_of(z.f) >> 23) - 127;
   z.f = float_of(bits_of(z.f) - ((u32)e << 23));
 #endif
-  z.n -= e;
+  z.n = add_then_min(z.n, -e, (exponent)NO_PATH);
 }
 
 // The shares of eq. (7). A sum of zero has no predecessor and passes nothing on.
@@ -215,16 +221,13 @@ DEVICE bool in_band(const Strip& s, i32 row, i32 column) {
 }
 // Step at which the strip is at the pair's last cell.
 DEVICE i32 final_step(const Strip& s) { return s.m - 1 + (s.n - 1 - s.first_row); }
-// One step more where the row below reaches past the last column: its diagonal comes back here in the backward.
-DEVICE i32 last_step(const Strip& s) {
-  return s.last_column + (s.last_row - s.first_row) + (!s.is_last && s.last_column < s.m - 1 ? 1 : 0);
-}
+DEVICE i32 last_step(const Strip& s) { return s.last_column + (s.last_row - s.first_row); }
 
 // ---- hand-off between strips
 // Strip k passes one row to the next strip in the order of the walk (downwards in the forward, upwards in the
 // backward) through row buffer k % 2 of its pair. Each word carries k, so a reader knows whose it is; the buffers start
-// as all ones, which is no strip. No fence is needed: a word is one indivisible 16-byte access (two, each with its
-// own k, for wide numbers), and nothing else is read on the strength of it.
+// as all ones, which is no strip. No fence is needed: each half of a word carries k beside what it vouches for, a half is
+// one indivisible 8-byte access however the compiler arranges it, and nothing else is read on the strength of it.
 //
 // Why a word is not overwritten before it is read: strip k + 2 stores a column only after it has read strip k + 1's
 // word there, which strip k + 1 computed after reading strip k's. A band does not change that: a column that is inside
@@ -238,14 +241,13 @@ DEVICE i32 last_step(const Strip& s) {
 struct RowWord { Word4 first, second; };
 struct HandoffRow { Word4 *first, *second; };
 DEVICE u64 join(u32 low, u32 high) { return ((u64)high << 32) | low; }
-DEVICE RowWord pack(u64 a, u64 b, u32 owner) {
-  return RowWord{Word4{(u32)a, (u32)(a >> 32), 0u, owner}, Word4{(u32)b, (u32)(b >> 32), 0u, owner}};
-}
-DEVICE bool is_from(const RowWord& w, u32 owner) { return w.first.d == owner && w.second.d == owner; }
+DEVICE Word4 pack_half(u64 v, u32 owner) { return Word4{(u32)v, owner, (u32)(v >> 32), owner}; }
+DEVICE u64 unpack_half(const Word4& w) { return join(w.a, w.c); }
+DEVICE RowWord pack(u64 a, u64 b, u32 owner) { return RowWord{pack_half(a, owner), pack_half(b, owner)}; }
+DEVICE bool is_from(const Word4& w, u32 owner) { return w.b == owner && w.d == owner; }
+DEVICE bool is_from(const RowWord& w, u32 owner) { return is_from(w.first, owner) && is_from(w.second, owner); }
 DEVICE RowWord pack_state(const Scaled& z, u32 owner) { return pack(bits_of(z.f), (u64)z.n, owner); }
-DEVICE Scaled unpack_state(const RowWord& w) {
-  return Scaled{double_of(join(w.first.a, w.first.b)), (i64)join(w.second.a, w.second.b)};
-}
+DEVICE Scaled unpack_state(const RowWord& w) { return Scaled{double_of(unpack_half(w.first)), (i64)unpack_half(w.second)}; }
 DEVICE RowWord load_word(const HandoffRow& row, i32 column) {
   return RowWord{load_shared_word(row.first + column), load_shared_word(row.second + column)};
 }
@@ -256,27 +258,29 @@ DEVICE void store_word(const HandoffRow& row, i32 column, const RowWord& w) {
 #else
 typedef Word4 RowWord;
 struct HandoffRow { Word4* first; };
-DEVICE bool is_from(const RowWord& w, u32 owner) { return w.d == owner; }
-DEVICE RowWord pack_state(const Scaled& z, u32 owner) { return RowWord{bits_of(z.f), (u32)z.n, 0u, owner}; }
-DEVICE Scaled unpack_state(const RowWord& w) { return Scaled{float_of(w.a), (i32)w.b}; }
+DEVICE RowWord pack(u32 a, u32 b, u32 owner) { return RowWord{a, owner, b, owner}; }
+DEVICE bool is_from(const RowWord& w, u32 owner) { return w.b == owner && w.d == owner; }
+DEVICE RowWord pack_state(const Scaled& z, u32 owner) { return pack(bits_of(z.f), (u32)z.n, owner); }
+DEVICE Scaled unpack_state(const RowWord& w) { return Scaled{float_of(w.a), (i32)w.c}; }
 DEVICE RowWord load_word(const HandoffRow& row, i32 column) { return load_shared_word(row.first + column); }
 DEVICE void store_word(const HandoffRow& row, i32 column, const RowWord& w) { store_shared_word(row.first + column, w); }
 #endif
 
-// What passes from a strip to the one above it in the backward, per column: the first two terms of (8), and for
-// univariate series the gradient of y so far.
-struct alignas(4 * sizeof(real)) Flow { real up, diagonal, y; };
+// What passes from a row to the one above it in the backward, per column: the first and the last term of (8), added by
+// the row that sends them (its up at this column, its diagonal at the next), and for univariate series the gradient of
+// y so far.
+struct alignas(2 * sizeof(real)) Flow { real pass, y; };
 #if WIDE
-DEVICE RowWord pack_flow(const Flow& f, u32 owner) { return pack(bits_of(f.up), bits_of(f.diagonal), owner); }
-DEVICE Flow unpack_flow(const RowWord& w) {
-  return Flow{double_of(join(w.first.a, w.first.b)), double_of(join(w.second.a, w.second.b)), 0.0};
-}
+DEVICE RowWord pack_flow(const Flow& f, u32 owner) { return pack(bits_of(f.pass), 0ull, owner); }
+DEVICE Flow unpack_flow(const RowWord& w) { return Flow{double_of(unpack_half(w.first)), 0.0}; }
 #else
-DEVICE RowWord pack_flow(const Flow& f, u32 owner) {
-  return RowWord{bits_of(f.up), bits_of(f.diagonal), bits_of(f.y), owner};
-}
-DEVICE Flow unpack_flow(const RowWord& w) { return Flow{float_of(w.a), float_of(w.b), float_of(w.c)}; }
+DEVICE RowWord pack_flow(const Flow& f, u32 owner) { return pack(bits_of(f.pass), bits_of(f.y), owner); }
+DEVICE Flow unpack_flow(const RowWord& w) { return Flow{float_of(w.a), float_of(w.c)}; }
 #endif
+// Whether `row` has anything to pass up at this column: from its cell there, or by the diagonal from the next.
+DEVICE bool passes_up(const Strip& s, i32 row, i32 column) {
+  return column >= 0 && (in_band(s, row, column) || in_band(s, row, column + 1));
+}
 
 DEVICE HandoffRow handoff_row(const Params& p, i32 pair, i32 walk_index) {
   HandoffRow row;
@@ -299,6 +303,16 @@ DEVICE RowWord await_word(const HandoffRow& row, i32 column, u32 owner) {
 // Tickets start at all ones, so that one fill prepares every buffer of a launch.
 DEVICE u32 next_ticket(const Params& p) { return fetch_add(p.tickets, 1u) + 1u; }
 
+// Whose strip a ticket is: group by group of pairs, in a group strip by strip, so that a strip mostly finds its row there
+// already, and yet few pairs are left at the end. `turn` counts a pair's strips in the order of the walk.
+struct Assignment { i32 pair, turn; };
+DEVICE Assignment assignment_of(const Params& p, u32 ticket) {
+  const u32 tickets_of_group = (u32)p.group * (u32)p.strips;
+  const u32 first = ticket / tickets_of_group * (u32)p.group, within = ticket % tickets_of_group;
+  const u32 left = (u32)p.batch - first, pairs = left < (u32)p.group ? left : (u32)p.group;
+  return Assignment{(i32)(first + within % pairs), (i32)(within / pairs)};
+}
+
 #if WIDE
 // A second walk of a pair reuses buffers that hold the first walk's words: the walk's first strip clears them and says
 // so; the others, whose tickets are later, wait for that.
@@ -307,8 +321,8 @@ DEVICE void prepare_second_walk(const Params& p, i32 pair, i32 walk_index) {
     HandoffRow rows = handoff_row(p, pair, 0);
     if (p.row_bytes && p.strips > 1)
       for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
-        rows.first[i].d = 0xffffffffu;
-        rows.second[i].d = 0xffffffffu;
+        rows.first[i] = Word4{~0u, ~0u, ~0u, ~0u};
+        rows.second[i] = Word4{~0u, ~0u, ~0u, ~0u};
       }
     if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = 0xffffffffu;
     warp_barrier();

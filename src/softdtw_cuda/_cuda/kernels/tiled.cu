@@ -153,7 +153,7 @@ DEVICE float centre_of(const Features& x, const Features& y, const Strip& s, i32
     high = max_of(high, v[i]);
   }
   UNROLL for (int i = 0; i < 8; i++) {
-    float w = feature(y, (i32)((i64)i * (s.m - 1) / 7), k);
+    float w = feature(y, (i32)((u32)i * (u32)(s.m - 1) / 7u), k);
     low = min_of(low, w);
     high = max_of(high, w);
   }
@@ -255,7 +255,7 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, 
 }
 #endif
 
-#if MODE == 3
+#if MODE == 3 && SLICED
 DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   Features x = features_x(p, s);
   UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
@@ -265,47 +265,92 @@ DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const flo
 }
 #endif
 
-// By all threads of a block.
-DEVICE void make_frame(Frame& frame, const Params& p, const Strip& s, i32 threads) {
 #if MODE == 3
-  const i32 lane = (i32)lane_index(), warps = threads / 32;
-  Features x = features_x(p, s), y = features_y(p, s);
-  if (thread_index() == 0) frame.largest = 0u;
-#if !SLICED
-  for (i32 k = (i32)thread_index(); k < DIMS; k += threads) frame.centre[k] = centre_of(x, y, s, k);
+#define ROWS_MEASURED (STRIP_ROWS + 8)  // the strip's own, then eight of y from the whole of it
+// Row r of those: where it is, and whether it is there.
+struct MeasuredRow { const element* at; bool there; };
+DEVICE MeasuredRow measured_row(const Features& x, const Features& y, const Strip& s, i32 r) {
+  const u32 sample = (u32)(r < ROWS_MEASURED ? r - STRIP_ROWS : 7);
+  const i32 row = r < STRIP_ROWS ? s.first_row + r : (i32)(sample * (u32)(s.m - 1) / 7u);
+  // Past the last of them it is y's last row, which is measured already and changes nothing.
+  if (r >= STRIP_ROWS) return MeasuredRow{y.rows + (i64)row * y.d, true};
+  return MeasuredRow{x.rows + (i64)(row < x.count ? row : x.count - 1) * x.d, row < x.count};
+}
+// One warp's part of row r: its lanes' sums of squares and largest values, put together.
+DEVICE void measure_row(Frame& frame, i32 r, double sum, float largest) {
+  UNROLL for (int mask = 16; mask > 0; mask /= 2) {
+    sum += from_lane_xor(sum, mask);
+    largest = max_of(largest, from_lane_xor(largest, mask));
+  }
+  if (lane_index() == 0) {
+    if (r < STRIP_ROWS) frame.x_squares[r] = (float)sum;
+    raise_to(&frame.largest, bits_of(largest));
+  }
+}
+DEVICE float size_of(float v) { return v < 0.0f ? -v : v; }
 #endif
+
+// By all THREADS threads of a block.
+template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, const Strip& s) {
+#if MODE == 3
+  const i32 lane = (i32)lane_index(), warp = (i32)warp_index(), thread = (i32)thread_index();
+  constexpr int WARPS = THREADS / 32;
+  const Features x = features_x(p, s), y = features_y(p, s);
+  if (thread == 0) frame.largest = 0u;
+#if SLICED
   block_barrier();
-  for (i32 r = (i32)warp_index(); r < STRIP_ROWS + 8; r += warps) {
-    // Rows of the strip, then eight of y from the whole of it.
-    const bool of_x = r < STRIP_ROWS;
-    const i32 row = of_x ? s.first_row + r : (i32)((i64)(r - STRIP_ROWS) * (s.m - 1) / 7);
+  for (i32 r = warp; r < ROWS_MEASURED; r += WARPS) {
+    const MeasuredRow row = measured_row(x, y, s, r);
     double sum = 0.0;
     float largest = 0.0f;
-    if (!of_x || row < s.n)
+    if (row.there)
       UNROLL_BY(2) for (i32 k = lane; k < p.d; k += 32) {
-#if SLICED
-        float v = (of_x ? feature(x, row, k) : feature(y, row, k)) - centre_of(x, y, s, k);
-#else
-        float v = (of_x ? feature(x, row, k) : feature(y, row, k)) - frame.centre[k];
-#endif
-        largest = max_of(largest, v < 0.0f ? -v : v);
+        float v = to_float(row.at[k]) - centre_of(x, y, s, k);
+        largest = max_of(largest, size_of(v));
         sum += (double)v * (double)v;
       }
-    UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-      sum += from_lane_xor(sum, mask);
-      largest = max_of(largest, from_lane_xor(largest, mask));
-    }
-    if (lane == 0) {
-      if (of_x) frame.x_squares[r] = (float)sum;
-      raise_to(&frame.largest, bits_of(largest));
-    }
+    measure_row(frame, r, sum, largest);
   }
   block_barrier();
-#if !SLICED
-  if (thread_index() < GROUP) stage_x(frame.x, p, s, frame.centre, frame_scale(frame), 0, (i32)thread_index());
+#else
+  // Nothing else runs on the multiprocessor meanwhile, so everything is asked for before anything is waited for.
+  constexpr int ROUNDS = (ROWS_MEASURED + WARPS - 1) / WARPS, PER_LANE = DIMS / 32;
+  RowBlock own[LANE_ROWS];
+  if (thread < GROUP)
+    UNROLL for (int half = 0; half < LANE_ROWS; half++) own[half] = fetch_rows(x, s.first_row + half * 32, 0, thread);
+  element v[ROUNDS][PER_LANE];
+  UNROLL for (int i = 0; i < ROUNDS; i++) {
+    const MeasuredRow row = measured_row(x, y, s, warp + i * WARPS);
+    UNROLL for (int j = 0; j < PER_LANE; j++) v[i][j] = row.at[lane + j * 32 < p.d ? lane + j * 32 : p.d - 1];
+  }
+  for (i32 k = thread; k < DIMS; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
+  block_barrier();
+  UNROLL for (int i = 0; i < ROUNDS; i++) {
+    const i32 r = warp + i * WARPS;
+    const bool there = measured_row(x, y, s, r).there;
+    double sum = 0.0;
+    float largest = 0.0f;
+    UNROLL for (int j = 0; j < PER_LANE; j++) {
+      float away = there && lane + j * 32 < p.d ? to_float(v[i][j]) - frame.centre[lane + j * 32] : 0.0f;
+      largest = max_of(largest, size_of(away));
+      sum += (double)away * (double)away;
+    }
+    measure_row(frame, r, sum, largest);
+  }
+  block_barrier();
+  if (thread < GROUP)
+    UNROLL for (int half = 0; half < LANE_ROWS; half++)
+      stage_rows(frame.x + half * 32, STRIP_ROWS, own[half], x, s.first_row + half * 32, frame.centre, frame_scale(frame), nullptr,
+                 nullptr, 0, thread);
   block_barrier();
 #endif
 #endif
+}
+
+// Clears `count` floats of shared memory, a multiple of four, to `value`; by all THREADS threads of a block.
+template <int THREADS> DEVICE void fill_ring(float* ring, i32 count, float value) {
+  const u32 bits = bits_of(value);
+  for (i32 i = (i32)thread_index(); i < count / 4; i += THREADS) ((Word4*)ring)[i] = Word4{bits, bits, bits, bits};
 }
 
 #if MODE == 1
@@ -470,13 +515,21 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   const float scale = (float)p.scale;
   UNROLL_BY(2) for (int c = 0; c < 8; c++) {
     i32 column = warp * 8 + c;
-    float sum[LANE_ROWS];
-    UNROLL for (int q = 0; q < LANE_ROWS; q++) sum[q] = 0.0f;
+    float sum[LANE_ROWS], lost[LANE_ROWS];
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) sum[q] = lost[q] = 0.0f;
     UNROLL for (int k = 0; k < DIMS; k++) {
       float v = shared.y[column][k];
       UNROLL for (int q = 0; q < LANE_ROWS; q++) {
         float difference = maker.x[q][k] - v;
-        sum[q] += difference * difference;
+#if DIMS > 4
+        // Kahan's sum: the last bits of a distance decide between nearly equal paths.
+        float term = multiply_add(difference, difference, -lost[q]);
+        float total = sum[q] + term;
+        lost[q] = (total - sum[q]) - term;
+        sum[q] = total;
+#else
+        sum[q] = multiply_add(difference, difference, sum[q]);
+#endif
       }
     }
     UNROLL for (int q = 0; q < LANE_ROWS; q++)
@@ -584,16 +637,16 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 #else
   const float blank = 0.0f;
 #endif
-  for (i32 i = (i32)thread_index(); i < FORWARD_CHUNKS * 32 * STEP_STRIDE; i += 160) (&shared.costs[0][0])[i] = blank;
+  fill_ring<160>(&shared.costs[0][0], FORWARD_CHUNKS * 32 * STEP_STRIDE, blank);
   block_barrier();
-  const u32 ticket = shared.ticket;
-  const Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), (i32)(ticket / (u32)p.batch));
+  const Assignment mine = assignment_of(p, shared.ticket);
+  const Strip s = strip_of(p, mine.pair, mine.turn);
   if (!s.valid) {
     if (s.index == 0 && thread_index() == 0) ((result_type*)p.value)[s.pair] = float_of(0x7fc00000u);
     return;
   }
   if (!s.present) return;
-  make_frame(shared.frame, p, s, 160);
+  make_frame<160>(shared.frame, p, s);
   const i32 begin = first_chunk(s), finish = last_step(s) / 32, tiles_end = last_tile(s);
 
   if (warp > 0) {  // the cost makers
@@ -706,7 +759,7 @@ struct alignas(16) BackwardShared {
   CostShared making;
   GradShared grads;
   StoredState top[32];
-  Flow flow_in[32], flow_out[32];
+  float passed_in[32], passed_out[32];
   u32 ticket;
 };
 
@@ -1095,11 +1148,11 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #else
   const float blank = 0.0f;
 #endif
-  for (i32 i = (i32)thread_index(); i < COST_CHUNKS * 32 * STEP_STRIDE; i += BACKWARD_THREADS) (&shared.costs[0][0])[i] = blank;
-  for (i32 i = (i32)thread_index(); i < ALIGN_CHUNKS * 32 * STEP_STRIDE; i += BACKWARD_THREADS) (&shared.align[0][0])[i] = 0.0f;
+  fill_ring<BACKWARD_THREADS>(&shared.costs[0][0], COST_CHUNKS * 32 * STEP_STRIDE, blank);
+  fill_ring<BACKWARD_THREADS>(&shared.align[0][0], ALIGN_CHUNKS * 32 * STEP_STRIDE, 0.0f);
   block_barrier();
-  const u32 ticket = shared.ticket;
-  const Strip s = strip_of(p, (i32)(ticket % (u32)p.batch), p.strips - 1 - (i32)(ticket / (u32)p.batch));
+  const Assignment mine = assignment_of(p, shared.ticket);
+  const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
   if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
 
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
@@ -1110,7 +1163,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
   const i32 slots = chunks + CHUNKS_PER_CHECKPOINT + 1;
 
-  make_frame(shared.frame, p, s, BACKWARD_THREADS);
+  make_frame<BACKWARD_THREADS>(shared.frame, p, s);
   const Duty duty = duty_of(warp);
   const i32 thread = duty.member * 32 + lane;  // within its group
   if (duty.role == RECOMPUTE) {
@@ -1162,10 +1215,10 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     const float value = ((const float*)p.value)[s.pair];
     const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
     const i32 end = s.is_last ? final_step(s) : -1;
-    float up[LANE_ROWS], left[LANE_ROWS], diagonal[LANE_ROWS], diagonal_before[LANE_ROWS], diagonal_in = 0.0f;
-    UNROLL for (int q = 0; q < LANE_ROWS; q++) up[q] = left[q] = diagonal[q] = diagonal_before[q] = 0.0f;
+    float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0.0f;
     i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
-    bool wanted = !s.is_last && in_band(s, s.first_row + STRIP_ROWS, column);
+    bool wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
     RowWord ahead{};
     if (wanted) ahead = load_word(row_in, column);
     block_barrier();
@@ -1175,46 +1228,42 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         const i32 chunk = top_chunk - behind, base = chunk * 32;
         const i32 order = behind / CHUNKS_PER_CHECKPOINT, sub = chunk % CHUNKS_PER_CHECKPOINT;
         const i32 at = share_slot(order, sub);
-        Flow flow{0.0f, 0.0f, 0.0f};
+        float passed_up = 0.0f;
         if (wanted) {
           column = base + lane - (STRIP_ROWS - 1);
           if (!is_from(ahead, owner_in)) ahead = await_word(row_in, column, owner_in);
-          flow = unpack_flow(ahead);
+          passed_up = unpack_flow(ahead).pass;
         }
-        shared.flow_in[lane] = flow;
+        shared.passed_in[lane] = passed_up;
         column = base - 32 + lane - (STRIP_ROWS - 1);
-        wanted = !s.is_last && in_band(s, s.first_row + STRIP_ROWS, column);
+        wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
         if (wanted) ahead = load_word(row_in, column);
         warp_barrier();
         Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
         auto sweep_eight = [&](auto with_end, i32 eight) {
           LaneShares shares8[8];
           LaneReals left8[8];
-          Flow in8[8];
+          float in8[8];
           UNROLL for (int k = 0; k < 8; k++) {
             shares8[k] = shared.shares[at][eight + k][lane];
             if (KEEP_LEFT) left8[k] = shared.left[at][eight + k][lane];
-            in8[k] = shared.flow_in[eight + k];
+            in8[k] = shared.passed_in[eight + k];
           }
           UNROLL for (i32 k = 7; k >= 0; k--) {
             const LaneShares& share = shares8[k];
-            Flow in{from_lane_below(up[0]), from_lane_below(diagonal[0]), 0.0f};
-            if (lane == 31) in = in8[k];
+            float passed = from_lane_below(pass[0]);
+            if (lane == 31) passed = in8[k];
             LaneReals e;
             UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-              const int below = q + 1 < LANE_ROWS ? q + 1 : q;
-              float from_up = q + 1 < LANE_ROWS ? up[below] : in.up;
-              float from_diagonal = q + 1 < LANE_ROWS ? diagonal_before[below] : diagonal_in;
-              e.row[q] = left[q] + from_diagonal + from_up;
+              e.row[q] = left[q] + (q + 1 < LANE_ROWS ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed);
               if (decltype(with_end)::value && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
-              diagonal_before[q] = diagonal[q];
-              up[q] = e.row[q] * share.up[q];
-              diagonal[q] = e.row[q] * share.diagonal[q];
-              left[q] = KEEP_LEFT ? e.row[q] * left8[k].row[q] : e.row[q] - up[q] - diagonal[q];
+              float up = e.row[q] * share.up[q], aslant = e.row[q] * share.diagonal[q];
+              left[q] = KEEP_LEFT ? e.row[q] * left8[k].row[q] : e.row[q] - up - aslant;
+              pass[q] = up + diagonal[q];
+              diagonal[q] = aslant;
             }
-            diagonal_in = in.diagonal;
             *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
-            if (lane == 0) shared.flow_out[eight + k] = Flow{up[0], diagonal[0], 0.0f};
+            if (lane == 0) shared.passed_out[eight + k] = pass[0];
           }
         };
         UNROLL_BY(1) for (i32 eight = 24; eight >= 0; eight -= 8) {
@@ -1222,10 +1271,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
           else sweep_eight(No{}, eight);
         }
         warp_barrier();
-        if (s.index > 0 && in_band(s, s.first_row, base + lane)) {
-          Flow out = shared.flow_out[lane];
-          store_word(row_out, base + lane, pack_flow(out, owner_out));
-        }
+        if (s.index > 0 && passes_up(s, s.first_row, base + lane))
+          store_word(row_out, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
       }
       block_barrier();
     }
@@ -1247,7 +1294,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const float factor = ((const float*)p.grad)[s.pair];
+    const float factor = ((const float*)p.grad)[s.pair * p.grad_stride];
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
@@ -1265,7 +1312,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     }
     close_grad_x(maker, p, s, shared.frame, shared.grads, factor, thread);
   } else if (duty.role == GRAD_Y) {
-    const float factor = ((const float*)p.grad)[s.pair];
+    const float factor = ((const float*)p.grad)[s.pair * p.grad_stride];
     const Neighbours neighbours = neighbours_of(p, s);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
