@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Iterable
@@ -56,7 +57,7 @@ class EmulatedGpu:
     ) -> None:
         self._random = random.Random(seed)
         self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
-        self.launched: list[tuple[Kernel, bool]] = []
+        self.launched: list[tuple[Kernel, str]] = []
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
@@ -72,17 +73,24 @@ class EmulatedGpu:
         made = self.empty(shape, dtype, device)
         return made.zero_()
 
-    def fill_with_ones(self, buffer: Tensor, count: int) -> None:
-        buffer[:count].fill_(255)
+    def queue(self, device: torch.device) -> EmulatedGpu:
+        return self
 
-    def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
-        self.launched.append((kernel, backward))
+    def close(self) -> None:
+        pass
+
+    def fill_with_ones(self, address: int, count: int) -> None:
+        ctypes.memset(address, 255, count)
+
+    def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
+        self.launched.append((kernel, part))
+        params.blocks = blocks
         module(kernel, self._races).launch(
-            kernel.backward_name if backward else kernel.forward_name,
+            kernel.name(part),
             params,
             blocks=blocks,
-            threads=kernel.backward_threads if backward else kernel.forward_threads,
-            shared_bytes=kernel.backward_shared if backward else kernel.forward_shared,
+            threads=kernel.threads(part),
+            shared_bytes=kernel.shared(part),
             seed=self._random.getrandbits(32),
             resident=self._resident,
             relaxed=self._relaxed,

@@ -213,7 +213,7 @@ def test_a_real_binary(folder: Path) -> None:
     kernel = config.choose(False, 1, torch.float32, False, True, True, config.Device()).main
     binary = compiling.binary_of(kernel, "sm_90")
     assert binary[:4] == b"\x7fELF"
-    for name in (kernel.forward_name, kernel.backward_name):
-        assert name.encode() in binary
+    for part in kernel.parts:
+        assert kernel.name(part).encode() in binary
     (stored,) = folder.iterdir()
     assert compiling.read_cached(stored) == binary == compiling.binary_of(kernel, "sm_90")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from softdtw_cuda import _reference
 from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.config import Device, Kernel
+from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Device, Kernel
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
@@ -196,7 +196,7 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Compute:
 
 def unhealthy(case: Case, state: Tensor) -> list[bool]:
     """Which samples the narrow kernels flagged as beyond their range."""
-    layout = config.forward_layout(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
+    layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
     words = state[layout.health : layout.health + 4 * (case.batch + 1)].view(torch.int32)
     flags = [word & 1 == 0 for word in words.tolist()]
     assert flags[-1] == any(flags[:-1]), "the batch's flag sums up the samples'"
@@ -364,7 +364,7 @@ def test_right(compute: Compute, case: Case) -> None:
             "inputs are read only"
         )
     unsaved, nothing = forward(case, given, save=False)
-    assert nothing.numel() == 0
+    assert nothing is None
     assert torch.equal(unsaved, answer.value), "saving changes nothing"
 
 
@@ -413,10 +413,10 @@ def test_one_side_alone(compute: Compute, case: Case) -> None:
     both = compute(case, given)
     arguments = (given.weights, *given[:2], both.value, both.state, case.gamma, case.bandwidth, None, None)
     grad_x, nothing = launch.fused_backward(*arguments, True, False)
-    assert nothing.numel() == 0
+    assert nothing is None
     assert torch.equal(grad_x, both.grad_x)
     nothing, grad_y = launch.fused_backward(*arguments, False, True)
-    assert nothing.numel() == 0
+    assert nothing is None
     assert torch.equal(grad_y, both.grad_y)
 
 
@@ -483,6 +483,46 @@ def test_no_races(compute: Compute, case: Case) -> None:
     assert_right(case, given, compute(case, given, EmulatedGpu(0, resident=8, relaxed=True, races=True)))
 
 
+# ---- the state between calls
+
+
+def assert_scratch_restored(case: Case, state: Tensor) -> None:
+    layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
+    words = state[: layout.scratch].view(torch.int32)
+    assert words[0] == -1, "the next launch would start with somebody's ticket"
+    assert (words[layout.tokens // 4 :] == -1).all()
+
+
+@pytest.mark.parametrize("case", [*FAMILIES, *FLAGGED], ids=str)
+def test_a_state_serves_again(compute: Compute, case: Case) -> None:
+    """A second backward of the same forward (retain_graph) finds the scratch as the first did."""
+    given = inputs_of(case)
+    answer = compute(case, given)
+    assert_scratch_restored(case, answer.state)
+    before = answer.state.clone()
+    again = backward(case, given, answer.value, answer.state)
+    assert_scratch_restored(case, again.state)
+    assert torch.equal(again.grad_x, answer.grad_x)
+    if again.grad_y is not None:
+        assert torch.equal(again.grad_y, answer.grad_y)
+    if not any(unhealthy(case, answer.state)):
+        assert torch.equal(before, again.state), "an operator must leave its inputs alone"
+
+
+def test_a_flagged_sample_among_others(compute: Compute) -> None:
+    """Its neighbours' scratch is restored too, and one number for the gradient of all samples will do."""
+    case = Case(3, 150, 100, 5)
+    given = inputs_of(case)
+    given.x[1] *= 1e6
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [False, True, False]
+    assert_scratch_restored(case, answer.state)
+    one = torch.full((1,), 0.75)
+    expanded = backward(case, given, answer.value, answer.state, one.expand(3))
+    plain = backward(case, given, answer.value, answer.state, one.repeat(3))
+    assert torch.equal(expanded.grad_x, plain.grad_x)
+
+
 # ---- beyond the narrow range
 
 
@@ -492,7 +532,7 @@ def test_samples_beyond_the_narrow_range_are_walked_again(compute: Compute, case
     answer = compute(case, given, gpu)
     assert unhealthy(case, answer.state) == [True] * case.batch
     main, redo = case.plan.main, case.plan.redo
-    assert gpu.launched == [(main, False), (redo, False), (main, True), (redo, False), (redo, True)]
+    assert gpu.launched == [(main, FORWARD), (redo, FORWARD), (main, BACKWARD), (redo, REDO)]
     assert_right(case, given, answer)
 
 

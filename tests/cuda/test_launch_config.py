@@ -111,7 +111,7 @@ class TestChoice:
         """The size of the state is asked for without knowing addresses."""
         for d, dtype, bandwidth, n in itertools.product(FEATURES, config.INPUT_CODES, (-1, 7), (20, 500)):
             chosen = config.fused_plan(n, d, dtype, bandwidth, aligned)
-            layout = config.forward_layout(chosen, 3, n, 400, bandwidth, True)
+            layout = config.layout_of(chosen, 3, n, 400, bandwidth, True)
             assert layout.total == config.fused_state_bytes(3, n, 400, d, dtype, bandwidth)
 
     def test_the_same_question_has_the_same_answer(self) -> None:
@@ -140,7 +140,7 @@ class TestLimits:
 
     def test_threads_are_whole_warps(self) -> None:
         for chosen, _ in every_plan():
-            for threads in (chosen.main.forward_threads, chosen.main.backward_threads):
+            for threads in map(chosen.main.threads, chosen.main.parts):
                 assert threads % 32 == 0
                 assert threads <= 1024
 
@@ -200,63 +200,39 @@ def disjoint(regions: dict[str, tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize(("batch", "n", "m"), SHAPES)
 @pytest.mark.parametrize("bandwidth", [-1, 300])
-def test_forward_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
+def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
+    tiles = (m + config.TILE - 1) // config.TILE
     for chosen, _ in every_plan():
         for save in (True, False):
-            layout = config.forward_layout(chosen, batch, n, m, bandwidth, save)
-            regions = {
-                "tickets": (0, 12),
+            layout = config.layout_of(chosen, batch, n, m, bandwidth, save)
+            rows = batch * layout.row_bytes
+            cleared = {
+                "counters": (0, 8),
+                "tokens": (layout.tokens, 16 * batch),
+                "turns": (layout.turns, 4 * batch * tiles if save else 0),
+                "rows": (layout.rows, rows),
+            }
+            others = {
                 "health": (layout.health, 4 * (batch + 1)),
-                "ready": (layout.ready, 4 * batch),
-                "rows": (layout.rows, batch * layout.row_bytes),
                 "pairs": (layout.pairs, batch * layout.pair_bytes),
             }
-            rows_there = layout.row_bytes > 0
-            needed = 2 * m * config.ROW_WORD if rows_there else 0
-            assert layout.row_bytes == needed
-            if chosen.redo is None or not save:
-                regions["more rows"] = (layout.more_rows, batch * layout.more_row_bytes)
-                assert layout.more_row_bytes == needed
-            else:  # laid over the pairs' own states
-                assert layout.more_rows == layout.pairs
-                assert layout.more_row_bytes == layout.pair_bytes >= needed
-            if chosen.main.wide and not save:
-                del regions["pairs"]
-            disjoint(regions)
-            for name, (start, size) in regions.items():
-                assert start % (4 if name in ("tickets", "health", "ready") else 16) == 0
+            # A second walk clears its further rows itself; kernels that are wide from the start cannot.
+            (cleared if chosen.redo is None else others)["more rows"] = (layout.more_rows, rows)
+            disjoint(cleared | others)
+            for start, size in cleared.values():
+                assert start + size <= layout.scratch <= layout.filled
+            for name, (start, size) in (cleared | others).items():
+                assert start % (4 if name in ("turns", "health") else 16) == 0
                 assert start + size <= layout.total
-                if name not in ("pairs", "more rows"):
-                    assert start + size <= layout.filled, f"{name} must start as ones"
-            if chosen.redo is None:
-                assert layout.more_rows + batch * layout.more_row_bytes <= layout.filled
-            assert layout.filled <= layout.pairs
-            assert layout.pairs % 128 == 0
+            assert layout.health + 4 * (batch + 1) <= layout.filled <= layout.pairs
+            assert layout.scratch % 16 == layout.filled % 4 == layout.pairs % 128 == 0
             for kernel in (chosen.main, chosen.redo):
-                several = kernel is not None and kernel.strips(n) > 1
-                assert rows_there or not several
-                if save and kernel is not None:
+                if kernel is None:
+                    continue
+                assert layout.row_bytes == 2 * m * config.ROW_WORD or kernel.strips(n) == 1
+                if save:
                     assert kernel.pair_bytes(n, m, bandwidth) <= layout.pair_bytes
                     assert layout.pair_bytes % 16 == kernel.states_bytes(n, m, bandwidth) % 16 == 0
-
-
-@pytest.mark.parametrize(("batch", "n", "m"), SHAPES)
-def test_backward_layout(batch: int, n: int, m: int) -> None:
-    for chosen, _ in every_plan():
-        layout = config.backward_layout(chosen, batch, n, m)
-        tiles = (m + config.TILE - 1) // config.TILE
-        regions = {
-            "tickets": (0, 12),
-            "ready": (layout.ready, 8 * batch),
-            "turns": (layout.turns, 4 * batch * tiles),
-            "rows": (layout.rows, batch * layout.row_bytes),
-        }
-        if chosen.redo is None:
-            regions["more rows"] = (layout.more_rows, batch * layout.more_row_bytes)
-        disjoint(regions)
-        for start, size in regions.values():
-            assert start + size <= layout.filled <= layout.total
-        assert layout.rows % 16 == layout.more_rows % 16 == 0
 
 
 # ---- memory
@@ -266,15 +242,14 @@ def test_backward_layout(batch: int, n: int, m: int) -> None:
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("d", "bytes_per_cell"), [(1, 0.5), (8, 0.5), (64, 0.5), (256, 0.5)])
 def test_bytes_per_cell(length: int, dtype: torch.dtype, d: int, bytes_per_cell: float) -> None:
-    """State and scratch of the backward together. Univariate kernels keep their states more often."""
+    """All that a forward and a backward take besides the gradients."""
     state = config.fused_state_bytes(32, length, length, d, dtype, -1)
-    scratch = config.backward_layout(config.fused_plan(length, d, dtype, -1), 32, length, length).total
-    assert state + scratch <= bytes_per_cell * 32 * length * length
+    assert state <= bytes_per_cell * 32 * length * length
 
 
 def test_without_saving_memory_is_linear() -> None:
     for chosen, _ in every_plan():
-        layout = config.forward_layout(chosen, 1, 10_000, 10_000, -1, False)
+        layout = config.layout_of(chosen, 1, 10_000, 10_000, -1, False)
         assert layout.total <= 100 * 10_000
 
 

@@ -19,7 +19,17 @@ import torch
 
 from softdtw_cuda._cuda import config
 from softdtw_cuda._cuda.compile import compile_source
-from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel
+from softdtw_cuda._cuda.config import (
+    BACKWARD,
+    COST,
+    DIRECT,
+    FORWARD,
+    REDO,
+    TENSOR,
+    UNIVARIATE,
+    Device,
+    Kernel,
+)
 
 pytest.importorskip("cuda.core")
 
@@ -142,30 +152,28 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
         pool.shutdown(cancel_futures=True)
 
 
-def blocks_per_processor(kernel: Kernel, backward: bool) -> int:
+def blocks_per_processor(kernel: Kernel, part: str) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source == "inline":
-        return 4 if backward else 16
-    return 1 if backward else kernel.forward_blocks
+        return {FORWARD: 16 if kernel.wide else 20, BACKWARD: 4, REDO: 2}[part]
+    return kernel.forward_blocks if part == FORWARD else 1
 
 
 @pytest.mark.parametrize(("architecture", "kernel"), list(wanted()), ids=name_of)
 def test_it_compiles_within_limits(results: Results, architecture: str, kernel: Kernel) -> None:
     binary, usage = results[architecture, kernel].result()
     assert binary[:4] == b"\x7fELF"
-    assert set(usage) == {kernel.forward_name, kernel.backward_name}
+    assert set(usage) == {kernel.name(part) for part in kernel.parts}
     device = ARCHITECTURES[architecture]
-    for backward, name in enumerate((kernel.forward_name, kernel.backward_name)):
-        used = usage[name]
-        threads = kernel.backward_threads if backward else kernel.forward_threads
-        blocks = blocks_per_processor(kernel, bool(backward))
+    for part in kernel.parts:
+        used = usage[kernel.name(part)]
         # Registers are handed out to warps in units of 256.
         registers = (used.registers + 7) // 8 * 8
-        assert registers * threads * blocks <= REGISTERS_OF_A_PROCESSOR, used
+        threads = kernel.threads(part) * blocks_per_processor(kernel, part)
+        assert registers * threads <= REGISTERS_OF_A_PROCESSOR, used
         assert used.spilled <= spills_allowed(kernel), used
         assert used.stack <= spills_allowed(kernel), used
-        dynamic = kernel.backward_shared if backward else kernel.forward_shared
-        assert used.shared + dynamic <= device.shared_bytes, used
+        assert used.shared + kernel.shared(part) <= device.shared_bytes, used
 
 
 def test_the_log_is_understood() -> None:

@@ -3,7 +3,9 @@
 A *plan* names the kernels of a call and their build-time constants; a *layout* says where in one buffer of
 bytes each array lies. `state` is what the forward hands to the backward:
 
-    [tickets | health | ready | hand-off rows]   filled with ones before a launch
+    [counters | tokens | turns | hand-off rows]   scratch: all ones before and after each call
+    [health]                                      all ones before the forward
+    [further rows for second walks]
     [pair 0: lane states, bottom rows | pair 1: ... ]
 
 Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those
@@ -24,6 +26,8 @@ INPUT_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloa
 COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
 """The kernels' MODE: a given cost matrix, direct differences, D = 1, tensor cores."""
 
+FORWARD, BACKWARD, REDO = "forward", "backward", "redo"
+
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
 matrix product on tensor cores costs less than the differences would."""
@@ -32,10 +36,6 @@ FEATURES_AT_A_TIME = 64
 TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
-
-PAIRS_AT_A_TIME = 256
-"""Pairs whose strips are handed out together. Enough that a strip's row is mostly there when it starts; fewer
-than all, so that the end of a launch is not one row of strips."""
 
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
@@ -84,20 +84,23 @@ class Kernel:
         return 32 * self.lane_rows
 
     @property
-    def forward_name(self) -> str:
-        return f"{self.source}_forward"
+    def parts(self) -> tuple[str, ...]:
+        """The kernels in the source: `forward`, `backward`, and `redo` where pairs are walked again."""
+        return (FORWARD, BACKWARD, REDO) if self.wide else (FORWARD, BACKWARD)
 
-    @property
-    def backward_name(self) -> str:
-        return f"{self.source}_backward"
+    def name(self, part: str) -> str:
+        """Of one of `parts` in the source."""
+        return f"{self.source}_{part}"
 
-    @property
-    def forward_threads(self) -> int:
-        return 32 if self.source == "inline" else 160
+    def threads(self, part: str) -> int:
+        """Of a block of one of `parts`."""
+        if self.source == "inline":
+            return 32
+        return 160 if part == FORWARD else 512
 
-    @property
-    def backward_threads(self) -> int:
-        return 32 if self.source == "inline" else 512
+    def shared(self, part: str) -> int:
+        """Bytes of shared memory of a block of one of `parts`."""
+        return self.forward_shared if part == FORWARD else self.backward_shared
 
     @property
     def forward_shared(self) -> int:
@@ -211,22 +214,20 @@ def _backward_shared(k: Kernel) -> int:
     return _aligned(size + 32 * 8 + 64 * 16 + 64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """The kernels of a call: `main`, and `redo` for the samples that main flags (None when main is wide)."""
+    """The kernels of a call: `main`, and `redo` for the samples that main flags (None when main is wide).
+
+    Equal only to itself: `choose` makes each once, and calls look things up by it.
+    """
 
     main: Kernel
     redo: Kernel | None
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Bytes of state per pair: enough for either kernel, and for the hand-off rows of a second walk."""
+        """Bytes of state per pair: enough for either kernel."""
         size: int = self.main.pair_bytes(n, m, bandwidth)
-        if self.redo is None:
-            return size
-        size = torch.sym_max(size, self.redo.pair_bytes(n, m, bandwidth))
-        if self.redo.strips(n) > 1:
-            size = torch.sym_max(size, 2 * m * ROW_WORD)
-        return size
+        return size if self.redo is None else torch.sym_max(size, self.redo.pair_bytes(n, m, bandwidth))
 
 
 def _wide_kernel(mode: int, input_code: int) -> Kernel:
@@ -325,18 +326,20 @@ def weakest_device() -> Device:
 
 @dataclass(frozen=True)
 class Layout:
-    """Byte offsets in the buffer of one call. `filled` bytes at the front start as ones.
+    """Byte offsets in the buffer of a forward; what it saves of it is the state.
 
-    A pair of several strips has two hand-off rows in `rows`; wide words take two more in `more_rows`.
+    The first `scratch` bytes are all ones before and after each call: two ticket counters, tokens, turns and
+    two hand-off rows per pair of several strips. `filled` bytes are ones before the forward. Wide words take
+    two more rows per pair in `more_rows`.
     """
 
-    health: int
-    ready: int
+    tokens: int
     turns: int
     rows: int
     row_bytes: int
     more_rows: int
-    more_row_bytes: int
+    scratch: int
+    health: int
     filled: int
     pairs: int
     pair_bytes: int
@@ -347,48 +350,39 @@ def _several_strips(plan: Plan, n: int) -> bool:
     return bool(plan.main.strips(n) > 1 or (plan.redo is not None and plan.redo.strips(n) > 1))
 
 
-def forward_layout(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
-    """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair.
+def _padded(size: int, to: int = 16) -> int:
+    return (size + to - 1) // to * to
 
-    A second walk clears and reuses the rows of the first. Its further rows lie over the pair's own state,
-    which it does not need, or behind the rows when nothing is saved.
-    """
-    health = 16
-    ready = health + (batch + 1) * 4
-    rows = (ready + batch * 4 + 15) // 16 * 16
+
+def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
+    """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair."""
+    tokens = 16
+    turns = tokens + batch * 16
+    rows = _padded(turns + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
     row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
-    more_rows = rows + batch * row_bytes
-    filled = more_rows + (batch * row_bytes if plan.redo is None else 0)
-    pairs = (filled + 127) // 128 * 128
-    if save:
-        pair_bytes = plan.pair_bytes(n, m, bandwidth)
-        total = pairs + batch * pair_bytes
-    else:
-        pair_bytes, total = 0, pairs + (batch * row_bytes if plan.redo is not None else 0)
-    more_row_bytes = row_bytes
-    if plan.redo is not None:
+    scratch = rows + batch * row_bytes
+    more_rows = scratch
+    if plan.redo is None:
+        scratch = scratch + batch * row_bytes
+    health = scratch
+    filled = health + (batch + 1) * 4
+    pairs = _padded(filled, 128)
+    if plan.redo is not None:  # a second walk clears its rows itself
         more_rows = pairs
-        if save:
-            more_row_bytes = pair_bytes
+        pairs = _padded(pairs + batch * row_bytes, 128)
+    pair_bytes = plan.pair_bytes(n, m, bandwidth) if save else 0
     return Layout(
-        health, ready, 0, rows, row_bytes, more_rows, more_row_bytes, filled, pairs, pair_bytes, total
-    )
-
-
-def backward_layout(plan: Plan, batch: int, n: int, m: int) -> Layout:
-    """Layout of the backward's scratch: tickets, turns and hand-off rows.
-
-    A second walk reuses the rows, and takes its further rows where the forward had its own.
-    """
-    ready = 16
-    turns = ready + 2 * batch * 4
-    tiles = (m + TILE - 1) // TILE
-    rows = (turns + batch * tiles * 4 + 15) // 16 * 16
-    row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
-    more_rows = rows + batch * row_bytes
-    filled = more_rows + (batch * row_bytes if plan.redo is None else 0)
-    return Layout(
-        16, ready, turns, rows, row_bytes, more_rows, row_bytes, filled, 0, 0, (filled + 15) // 16 * 16
+        tokens=tokens,
+        turns=turns,
+        rows=rows,
+        row_bytes=row_bytes,
+        more_rows=more_rows,
+        scratch=scratch,
+        health=health,
+        filled=filled,
+        pairs=pairs,
+        pair_bytes=pair_bytes,
+        total=pairs + batch * pair_bytes,
     )
 
 
@@ -411,9 +405,9 @@ def _is_short(n: Any) -> bool:
 
 def fused_state_bytes(batch: int, n: int, m: int, d: int, dtype: torch.dtype, bandwidth: int) -> int:
     """Size of the state that `fused_forward` saves."""
-    return forward_layout(fused_plan(n, d, dtype, bandwidth), batch, n, m, bandwidth, True).total
+    return layout_of(fused_plan(n, d, dtype, bandwidth), batch, n, m, bandwidth, True).total
 
 
 def cost_state_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
     """Size of the state that `cost_forward` saves."""
-    return forward_layout(cost_plan(n, dtype, bandwidth), batch, n, m, bandwidth, True).total
+    return layout_of(cost_plan(n, dtype, bandwidth), batch, n, m, bandwidth, True).total

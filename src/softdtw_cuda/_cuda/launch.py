@@ -1,8 +1,8 @@
 """Tensors in, tensors out: allocates through torch, fills in `Params`, launches on torch's current stream.
 
-Nothing here waits for the GPU or reads from it. Each call makes one buffer of bytes (laid out by `config`),
-fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples
-and is usually over at once.
+Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
+fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
+which is usually over at once, and leaves the scratch all ones again for the backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import config
 from .compile import binary_of
-from .config import TILE, Kernel, Layout, Plan
+from .config import BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
 from .params import Params
 
 _LOG2_E = math.log2(math.e)
@@ -29,25 +29,68 @@ _REDO_BLOCKS_PER_PROCESSOR = 4
 
 
 class _Loaded(NamedTuple):
-    """Handles of a kernel's functions on one device; `module` keeps them alive."""
+    """What a launch needs of a kernel's parts on one device; `module` keeps the handles alive."""
 
     module: Any
-    forward: int
-    backward: int
-    forward_shared: int
-    backward_shared: int
+    handles: dict[str, int]
+    threads: dict[str, int]
+    shared: dict[str, int]
+
+
+class Queue:
+    """torch's current stream of a device, whose context is current until `close`."""
+
+    __slots__ = ("_gpu", "_here", "_index", "_stream")
+
+    def __init__(self, gpu: Gpu, index: int) -> None:
+        self._gpu, self._index = gpu, index
+        self._here: int = torch._C._cuda_getDevice()
+        if self._here != index:
+            torch._C._cuda_setDevice(index)
+        elif not getattr(gpu.threads, "has_context", False):
+            # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
+            from cuda.core import Device
+
+            Device(index).set_current()
+            gpu.threads.has_context = True
+        self._stream = torch._C._cuda_getCurrentRawStream(index)
+
+    def fill_with_ones(self, address: int, count: int) -> None:
+        """Sets `count` bytes (a multiple of 4) to 255."""
+        self._check(self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self._stream))
+
+    def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
+        """Launches a part of a kernel."""
+        loaded = self._gpu.loaded.get((kernel, self._index)) or self._gpu.load(kernel, self._index)
+        params.blocks = blocks
+        arguments = ctypes.c_void_p(ctypes.addressof(params))
+        status = self._gpu.launch_kernel(
+            *(loaded.handles[part], blocks, 1, 1, loaded.threads[part], 1, 1),
+            *(loaded.shared[part], self._stream, ctypes.addressof(arguments), None),
+        )
+        self._check(status)
+
+    def _check(self, status: int) -> None:
+        if status:
+            self.close()
+            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
+
+    def close(self) -> None:
+        """Makes the device that was current before current again."""
+        if self._here != self._index:
+            torch._C._cuda_setDevice(self._here)
 
 
 class Gpu:
     """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[Kernel, int], _Loaded] = {}
+        self.loaded: dict[tuple[Kernel, int], _Loaded] = {}
+        self.threads = threading.local()
+        self.launch_kernel: Any = None
+        self.set_words: Any = None
         self._loading = threading.Lock()
-        self._threads = threading.local()
         self._compiling: dict[Kernel, Future[bytes]] = {}
-        self._launch_kernel: Any = None
-        self._set_words: Any = None
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -57,55 +100,16 @@ class Gpu:
         """The same, cleared."""
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    def fill_with_ones(self, buffer: Tensor, count: int) -> None:
-        """Sets the first `count` bytes (a multiple of 4) to 255, on the current stream."""
-        if self._set_words is None:
-            buffer[:count].fill_(255)  # the first call of all, before the driver is known
-            return
-        index: int = buffer.device.index
-        here = self._enter(index)
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        status = self._set_words(buffer.data_ptr(), 0xFFFFFFFF, count // 4, stream)
-        self._leave(here, index, status)
+    def queue(self, device: torch.device) -> Queue:
+        """torch's current stream of `device`, to be closed when the launches are made."""
+        if self.launch_kernel is None:
+            self._open_driver()
+        return Queue(self, device.index)
 
-    def run(self, kernel: Kernel, backward: bool, params: Params, blocks: int, device: torch.device) -> None:
-        """Queues a kernel on torch's current stream of `device`."""
-        index: int = device.index
-        loaded = self._loaded.get((kernel, index)) or self._load(kernel, index)
-        if backward:
-            handle, threads, shared = loaded.backward, kernel.backward_threads, loaded.backward_shared
-        else:
-            handle, threads, shared = loaded.forward, kernel.forward_threads, loaded.forward_shared
-        arguments = ctypes.c_void_p(ctypes.addressof(params))
-        here = self._enter(index)
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        status = self._launch_kernel(
-            handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(arguments), None
-        )
-        self._leave(here, index, status)
-
-    def _enter(self, index: int) -> int:
-        """Makes the device's context current; the device that was current is returned for `_leave`."""
-        here: int = torch._C._cuda_getDevice()
-        if here != index:
-            torch._C._cuda_setDevice(index)
-        elif not getattr(self._threads, "has_context", False):
-            # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
-            from cuda.core import Device
-
-            Device(index).set_current()
-            self._threads.has_context = True
-        return here
-
-    def _leave(self, here: int, index: int, status: int) -> None:
-        if here != index:
-            torch._C._cuda_setDevice(here)
-        if status:
-            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
-
-    def _load(self, kernel: Kernel, index: int) -> _Loaded:
+    def load(self, kernel: Kernel, index: int) -> _Loaded:
+        """Compiles a kernel, or reads it from the cache, and loads it."""
         with self._loading:
-            found = self._loaded.get((kernel, index))
+            found = self.loaded.get((kernel, index))
             if found is not None:
                 return found
             try:
@@ -121,23 +125,26 @@ class Gpu:
                 torch.cuda.current_stream(index).query()  # torch's context is the one to load into
                 Device(index).set_current()
                 module = ObjectCode.from_cubin(binary)
-                handles = []
-                for name, shared in (
-                    (kernel.forward_name, kernel.forward_shared),
-                    (kernel.backward_name, kernel.backward_shared),
-                ):
-                    handle = driver.CUkernel(int(module.get_kernel(name).handle))
+                handles = {}
+                for part in kernel.parts:
+                    handle = driver.CUkernel(int(module.get_kernel(kernel.name(part)).handle))
                     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    shared = kernel.shared(part)
                     (status,) = driver.cuKernelSetAttribute(attribute, shared, handle, driver.CUdevice(index))
                     if status:
                         raise RuntimeError(
-                            f"softdtw_cuda: {name} needs {shared} bytes of shared memory, which "
+                            f"softdtw_cuda: {kernel.name(part)} needs {shared} bytes of shared memory, which "
                             f"{properties.name} does not give: {status}"
                         )
-                    handles.append(int(handle))
-            self._open_driver()
-            made = _Loaded(module, handles[0], handles[1], kernel.forward_shared, kernel.backward_shared)
-            self._loaded[kernel, index] = made
+                    handles[part] = int(handle)
+            parts = kernel.parts
+            made = _Loaded(
+                module,
+                handles,
+                {part: kernel.threads(part) for part in parts},
+                {part: kernel.shared(part) for part in parts},
+            )
+            self.loaded[kernel, index] = made
             return made
 
     def _binary(self, kernel: Kernel, architecture: str) -> bytes:
@@ -157,7 +164,7 @@ class Gpu:
         launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
         set_words = library.cuMemsetD32Async
         set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
-        self._launch_kernel, self._set_words = launch, set_words
+        self.set_words, self.launch_kernel = set_words, launch
 
 
 gpu = Gpu()
@@ -168,44 +175,76 @@ def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
 
 
 class _Call(NamedTuple):
-    """What depends on shapes alone, kept from call to call; `main` is a `Params` without addresses."""
+    """What depends on shapes alone, kept from call to call; `params` is a `Params` without addresses."""
 
-    forward: Layout
-    backward: Layout
-    main: bytes
+    layout: Layout
+    params: bytes
     blocks: int
+    bounds: int
     redo_blocks: int
-    main_bounds: int
     redo_bounds: int
+    redo_counts: tuple[int, int, int]
 
 
 @functools.lru_cache(maxsize=256)
 def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> _Call:
-    forward = config.forward_layout(plan, batch, n, m, bandwidth, save)
-    backward = config.backward_layout(plan, batch, n, m)
+    layout = config.layout_of(plan, batch, n, m, bandwidth, save)
 
-    kernel = plan.main
+    def counts(kernel: Kernel) -> tuple[int, int, int]:
+        return kernel.strips(n), kernel.checkpoints(m, bandwidth), kernel.bound_columns(m, bandwidth)
+
     p = Params()
     p.batch, p.n, p.m, p.d = batch, n, m, d
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
-    p.strips = kernel.strips(n)
-    p.checkpoints = kernel.checkpoints(m, bandwidth)
-    p.bound_columns = kernel.bound_columns(m, bandwidth)
+    p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
-    p.group = min(batch, config.PAIRS_AT_A_TIME)
     p.scale = _LOG2_E / gamma
     p.unscale = gamma * _LN_2
-    p.pair_bytes = forward.pair_bytes
+    p.pair_bytes = layout.pair_bytes
+    p.row_bytes = p.more_row_bytes = layout.row_bytes
+    p.scratch_bytes = layout.scratch
     redo = plan.redo or plan.main
     return _Call(
-        forward,
-        backward,
-        bytes(p),
-        batch * plan.main.strips(n),
-        _redo_blocks(redo, batch, n),
-        plan.main.states_bytes(n, m, bandwidth),
-        redo.states_bytes(n, m, bandwidth),
+        layout=layout,
+        params=bytes(p),
+        blocks=batch * plan.main.strips(n),
+        bounds=plan.main.states_bytes(n, m, bandwidth),
+        redo_blocks=_redo_blocks(redo, batch, n),
+        redo_bounds=redo.states_bytes(n, m, bandwidth),
+        redo_counts=counts(redo),
     )
+
+
+class _Inputs(NamedTuple):
+    """Addresses, and elements from one sample to the next; y is 0 for a cost matrix."""
+
+    x: int
+    x_stride: int
+    y: int
+    y_stride: int
+    x_lengths: int
+    y_lengths: int
+
+
+def _params(call: _Call, inputs: _Inputs, base: int) -> Params:
+    """For the main kernel, on the buffer at `base`."""
+    p = Params.from_buffer_copy(call.params)
+    layout = call.layout
+    p.x, p.x_stride, p.y, p.y_stride, p.x_lengths, p.y_lengths = inputs
+    p.states = base + layout.pairs
+    p.bounds = base + layout.pairs + call.bounds
+    p.rows, p.more_rows = base + layout.rows, base + layout.more_rows
+    p.tickets, p.other_tickets = base, base + 4
+    p.tokens, p.health = base + layout.tokens, base + layout.health
+    return p
+
+
+def _turn_to_redo(p: Params, call: _Call, base: int, restore: bool) -> None:
+    """Makes the main kernel's `p` that of the launch after it, which is to `restore` the scratch or not."""
+    p.strips, p.checkpoints, p.bound_columns = call.redo_counts
+    p.bounds = base + call.layout.pairs + call.redo_bounds
+    p.tickets, p.other_tickets = base + 4, base
+    p.redo, p.scratch = 1, base if restore else 0
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
@@ -223,64 +262,59 @@ def _batch_stride(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
-def _aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % 16 == 0 and _batch_stride(tensor) * tensor.element_size() % 16 == 0
+def _inputs_of(x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
+    return _Inputs(
+        x.data_ptr(),
+        _batch_stride(x),
+        0 if y is None else y.data_ptr(),
+        0 if y is None else _batch_stride(y),
+        0 if x_lengths is None else x_lengths.data_ptr(),
+        0 if y_lengths is None else y_lengths.data_ptr(),
+    )
 
 
-def _set_inputs(
-    p: Params, x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None
-) -> None:
-    p.x, p.x_stride = x.data_ptr(), _batch_stride(x)
-    if y is not None:
-        p.y, p.y_stride = y.data_ptr(), _batch_stride(y)
-    if x_lengths is not None:
-        p.x_lengths = x_lengths.data_ptr()
-    if y_lengths is not None:
-        p.y_lengths = y_lengths.data_ptr()
+def _aligned(inputs: _Inputs, element_size: int) -> bool:
+    """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
+    strides = (inputs.x_stride | inputs.y_stride) * element_size
+    return (inputs.x | inputs.y | strides) % 16 == 0
 
 
 def _forward(
     plan: Plan,
-    x: Tensor,
-    y: Tensor | None,
+    inputs: _Inputs,
     batch: int,
     n: int,
     m: int,
     d: int,
     gamma: float,
     bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
     save: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    device = x.device
     call = _call(plan, batch, n, m, d, gamma, bandwidth, save)
-    layout = call.forward
-    value = gpu.empty(batch, torch.float64 if x.dtype == torch.float64 else torch.float32, device)
-    buffer = gpu.empty(layout.total, torch.uint8, device)
-    gpu.fill_with_ones(buffer, layout.filled)
+    value = gpu.empty(batch, dtype, device)
+    buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
-    p = Params.from_buffer_copy(call.main)
-    _set_inputs(p, x, y, x_lengths, y_lengths)
-    p.value = value.data_ptr()
-    p.states, p.bounds = base + layout.pairs, base + layout.pairs + call.main_bounds
-    p.tickets, p.health, p.ready = base, base + layout.health, base + layout.ready
-    p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
-    p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
-    p.save = save
-    gpu.run(plan.main, False, p, call.blocks, device)
+    p = _params(call, inputs, base)
+    p.value, p.save = value.data_ptr(), save
+    queue = gpu.queue(device)
+    queue.fill_with_ones(base, call.layout.filled)
+    queue.run(plan.main, FORWARD, p, call.blocks)
     if plan.redo is not None:
-        p.strips, p.redo, p.save = plan.redo.strips(n), 1, 0
-        p.tickets = base + 4
-        gpu.run(plan.redo, False, p, call.redo_blocks, device)
+        _turn_to_redo(p, call, base, restore=save)
+        p.save = 0
+        queue.run(plan.redo, FORWARD, p, call.redo_blocks)
+    elif save:
+        queue.fill_with_ones(base, call.layout.scratch)
+    queue.close()
     return value, buffer if save else buffer.new_empty(0)
 
 
 def _backward(
     plan: Plan,
+    inputs: _Inputs,
     grad: Tensor,
-    x: Tensor,
-    y: Tensor | None,
     value: Tensor,
     state: Tensor,
     batch: int,
@@ -289,31 +323,22 @@ def _backward(
     d: int,
     gamma: float,
     bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
     grad_x: Tensor | None,
     grad_y: Tensor | None,
 ) -> None:
-    device = x.device
+    device = value.device
     call = _call(plan, batch, n, m, d, gamma, bandwidth, True)
-    saved, layout = call.forward, call.backward
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
-    # The second walk of the redo writes values again; they go behind the scratch.
-    value_bytes = 8 * batch if plan.redo is not None else 0
-    buffer = gpu.empty(layout.total + value_bytes, torch.uint8, device)
-    gpu.fill_with_ones(buffer, layout.filled)
-    base, state_base = buffer.data_ptr(), state.data_ptr()
-    pairs = state_base + saved.pairs
-    p = Params.from_buffer_copy(call.main)
-    _set_inputs(p, x, y, x_lengths, y_lengths)
+    base = state.data_ptr()
+    p = _params(call, inputs, base)
     p.grad, p.grad_stride, p.value = grad.data_ptr(), grad.stride(0), value.data_ptr()
-    p.states, p.bounds = pairs, pairs + call.main_bounds
+    p.turns = base + call.layout.turns
     sums = []
     if grad_x is not None:
         p.grad_x = p.sum_x = grad_x.data_ptr()
         p.grad_x_wide = grad_x.dtype == torch.float32
-        if grad_x.element_size() == 2 and y is not None:
+        if grad_x.element_size() == 2 and inputs.y:
             sums.append(gpu.empty(grad_x.shape, torch.float32, device))
             p.sum_x = sums[-1].data_ptr()
     if grad_y is not None:
@@ -322,23 +347,19 @@ def _backward(
         if grad_y.element_size() == 2:
             sums.append(gpu.empty(grad_y.shape, torch.float32, device))
             p.sum_y = sums[-1].data_ptr()
-    p.tickets, p.health, p.turns = base, state_base + saved.health, base + layout.turns
-    p.rows, p.row_bytes = base + layout.rows, layout.row_bytes
-    p.more_rows, p.more_row_bytes = base + layout.more_rows, layout.more_row_bytes
-    gpu.run(plan.main, True, p, call.blocks, device)
+    queue = gpu.queue(device)
+    queue.run(plan.main, BACKWARD, p, call.blocks)
     if plan.redo is not None:
-        # The forward's second walk kept nothing: walk once more with wide states in the pair's own place.
-        p.strips, p.redo, p.save = plan.redo.strips(n), 1, 1
-        p.checkpoints = plan.redo.checkpoints(m, bandwidth)
-        p.bound_columns = plan.redo.bound_columns(m, bandwidth)
-        p.bounds = pairs + call.redo_bounds
-        p.more_rows, p.more_row_bytes = state_base + saved.rows, saved.row_bytes
-        p.tickets, p.ready, p.turns = base + 4, base + layout.ready, None
-        p.value = base + layout.total
-        gpu.run(plan.redo, False, p, call.redo_blocks, device)
-        p.tickets, p.ready, p.turns = base + 8, base + layout.ready + 4 * batch, base + layout.turns
-        p.value, p.save = value.data_ptr(), 0
-        gpu.run(plan.redo, True, p, call.redo_blocks, device)
+        _turn_to_redo(p, call, base, restore=True)
+        p.save = 1
+        queue.run(plan.redo, REDO, p, call.redo_blocks)
+    else:
+        queue.fill_with_ones(base, call.layout.scratch)
+    queue.close()
+
+
+def _value_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def fused_forward(
@@ -352,11 +373,12 @@ def fused_forward(
 ) -> tuple[Tensor, Tensor]:
     """Values (B,) of x (B or 1, N, D) against y (B or 1, M, D), and the state that the backward needs."""
     x, y = _rows_contiguous(x), _rows_contiguous(y)
-    n, d = x.shape[1:]
-    m = y.shape[1]
-    batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
-    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(x) and _aligned(y))
-    return _forward(plan, x, y, batch, n, m, d, gamma, bandwidth, x_lengths, y_lengths, save)
+    (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
+    batch = y_batch if x_batch == 1 else x_batch
+    inputs = _inputs_of(x, y, x_lengths, y_lengths)
+    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(inputs, x.element_size()))
+    dtype = _value_dtype(x.dtype)
+    return _forward(plan, inputs, batch, n, m, d, gamma, bandwidth, save, dtype, x.device)
 
 
 def fused_backward(
@@ -371,27 +393,21 @@ def fused_backward(
     y_lengths: Tensor | None,
     need_x: bool,
     need_y: bool,
-) -> tuple[Tensor, Tensor]:
-    """Per-sample gradients (B, N, D) and (B, M, D); empty where not needed, not 16-bit where broadcast."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Per-sample gradients (B, N, D) and (B, M, D); None where not needed, not 16-bit where broadcast."""
     x, y = _rows_contiguous(x), _rows_contiguous(y)
-    n, d = x.shape[1:]
-    m = y.shape[1]
-    batch = y.shape[0] if x.shape[0] == 1 else x.shape[0]
-    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(x) and _aligned(y))
+    (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
+    batch = y_batch if x_batch == 1 else x_batch
+    inputs = _inputs_of(x, y, x_lengths, y_lengths)
+    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(inputs, x.element_size()))
     new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
-
-    def gradient(series: Tensor, needed: bool) -> Tensor | None:
-        if not needed:
-            return None
-        dtype = series.dtype if series.shape[0] == batch else value.dtype
-        return new((batch, *series.shape[1:]), dtype, x.device)
-
-    grad_x, grad_y = gradient(x, need_x), gradient(y, need_y)
-    _backward(
-        plan, grad, x, y, value, state, batch, n, m, d, gamma, bandwidth, x_lengths, y_lengths, grad_x, grad_y
-    )
-    nothing = x.new_empty(0)
-    return nothing if grad_x is None else grad_x, nothing if grad_y is None else grad_y
+    grad_x = grad_y = None
+    if need_x:
+        grad_x = new((batch, n, d), x.dtype if x_batch == batch else value.dtype, x.device)
+    if need_y:
+        grad_y = new((batch, m, d), y.dtype if y_batch == batch else value.dtype, x.device)
+    _backward(plan, inputs, grad, value, state, batch, n, m, d, gamma, bandwidth, grad_x, grad_y)
+    return grad_x, grad_y
 
 
 def cost_forward(
@@ -406,7 +422,9 @@ def cost_forward(
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
     plan = config.cost_plan(n, cost.dtype, bandwidth)
-    return _forward(plan, cost, None, batch, n, m, 1, gamma, bandwidth, x_lengths, y_lengths, save)
+    inputs = _inputs_of(cost, None, x_lengths, y_lengths)
+    dtype = _value_dtype(cost.dtype)
+    return _forward(plan, inputs, batch, n, m, 1, gamma, bandwidth, save, dtype, cost.device)
 
 
 def cost_backward(
@@ -423,24 +441,8 @@ def cost_backward(
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
     plan = config.cost_plan(n, cost.dtype, bandwidth)
+    inputs = _inputs_of(cost, None, x_lengths, y_lengths)
     # Cells that no kernel visits, outside the band or in the padding, are zeros.
     gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
-    _backward(
-        plan,
-        grad,
-        cost,
-        None,
-        value,
-        state,
-        batch,
-        n,
-        m,
-        1,
-        gamma,
-        bandwidth,
-        x_lengths,
-        y_lengths,
-        gradient,
-        None,
-    )
+    _backward(plan, inputs, grad, value, state, batch, n, m, 1, gamma, bandwidth, gradient, None)
     return gradient

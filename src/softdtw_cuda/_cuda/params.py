@@ -6,13 +6,24 @@ import ctypes
 
 _POINTERS = (
     *("x", "y", "x_lengths", "y_lengths", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
-    *("states", "bounds", "rows", "more_rows", "tickets", "health", "ready", "turns"),
+    *(
+        "states",
+        "bounds",
+        "scratch",
+        "rows",
+        "more_rows",
+        "tickets",
+        "other_tickets",
+        "health",
+        "tokens",
+        "turns",
+    ),
 )
-_LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "grad_stride")
+_LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "scratch_bytes", "grad_stride")
 _DOUBLES = ("scale", "unscale")
 _INTS = (
-    *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles", "group"),
-    *("redo", "save", "grad_x_wide", "grad_y_wide"),
+    *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
+    *("redo", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 

@@ -239,7 +239,8 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       warp_barrier();
     }
   }
-  if (s.is_last && lane == 0) {
+  const bool again = p.redo && p.save;  // the value is known, only the states are wanted
+  if (s.is_last && lane == 0 && !again) {
     ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
 #if !WIDE
     if (result.n >= 1 << 29) { clear_bits(&p.health[s.pair], 1u); clear_bits(&p.health[p.batch], 1u); }
@@ -259,7 +260,9 @@ static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for to
 KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   ForwardShared& shared = *(ForwardShared*)memory;
-  if (p.redo && (p.health[p.batch] & 1u)) return;
+#if WIDE
+  if (p.redo && (p.health[p.batch] & 1u)) { restore_scratch(p); return; }
+#endif
   const u32 tickets = (u32)p.batch * (u32)p.strips;
   do {
     u32 ticket = 0;
@@ -268,17 +271,25 @@ KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const 
     if (ticket >= tickets) return;
     const Assignment mine = assignment_of(p, ticket);
     Strip s = strip_of(p, mine.pair, mine.turn);
-    if (p.redo && (p.health[s.pair] & 1u)) continue;
+#if WIDE
+    if (p.redo && ((p.health[s.pair] & 1u) || !s.valid)) {
+      if (mine.turn == 0) restore_scratch(p, s.pair);
+      continue;
+    }
+#endif
     if (!s.valid) {
       if (s.index == 0 && lane_index() == 0) ((result_type*)p.value)[s.pair] = (result_type)double_of(0x7ff8000000000000ull);
       continue;
     }
     if (!s.present) continue;
 #if WIDE
-    if (p.redo) prepare_second_walk(p, s.pair, s.index);
+    if (p.redo) begin_second_walk(p, s, 0, s.index);
 #endif
     forward_strip(p, s, shared);
     warp_barrier();
+#if WIDE
+    if (p.redo) end_second_walk(p, s, 0, s.index, true);
+#endif
   } while (p.redo);
 }
 
@@ -608,21 +619,40 @@ static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for 
 KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   BackwardShared& shared = *(BackwardShared*)memory;
-  if (p.redo && (p.health[p.batch] & 1u)) return;
+  u32 ticket = 0;
+  if (lane_index() == 0) ticket = next_ticket(p);
+  const Assignment mine = assignment_of(p, from_lane(ticket, 0));
+  const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
+  if ((p.health[s.pair] & 1u) && s.valid && s.present) backward_strip(p, s, shared);
+}
+
+#if WIDE
+// The backward of flagged pairs. The forward's second walk kept nothing, so they are walked forwards once more, with wide
+// states in the pair's own place, and then backwards; tickets of the first walk come before all of the second.
+static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the walks share their memory");
+KERNEL THREADS_PER_BLOCK(32, 2) inline_redo(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  if (p.health[p.batch] & 1u) { restore_scratch(p); return; }
   const u32 tickets = (u32)p.batch * (u32)p.strips;
-  do {
+  for (;;) {
     u32 ticket = 0;
     if (lane_index() == 0) ticket = next_ticket(p);
     ticket = from_lane(ticket, 0);
-    if (ticket >= tickets) return;
-    const Assignment mine = assignment_of(p, ticket);
-    Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
-    bool healthy = p.health[s.pair] & 1u;
-    if (healthy == (p.redo != 0) || !s.valid || !s.present) continue;
-#if WIDE
-    if (p.redo) prepare_second_walk(p, s.pair, (s.n - 1) / STRIP_ROWS - s.index);
-#endif
-    backward_strip(p, s, shared);
+    const i32 walk = ticket < tickets ? 0 : 1;
+    if (ticket >= 2u * tickets) return;
+    const Assignment mine = assignment_of(p, ticket - (walk ? tickets : 0u));
+    const Strip s = strip_of(p, mine.pair, walk ? p.strips - 1 - mine.turn : mine.turn);
+    if ((p.health[s.pair] & 1u) || !s.valid) {
+      if (walk == 0 && mine.turn == 0) restore_scratch(p, s.pair);
+      continue;
+    }
+    if (!s.present) continue;
+    const i32 turn = walk ? (s.n - 1) / STRIP_ROWS - s.index : s.index;
+    begin_second_walk(p, s, walk, turn);
+    if (walk == 0) forward_strip(p, s, *(ForwardShared*)memory);
+    else backward_strip(p, s, *(BackwardShared*)memory);
     warp_barrier();
-  } while (p.redo);
+    end_second_walk(p, s, walk, turn, walk == 1);
+  }
 }
+#endif

@@ -23,6 +23,7 @@ typedef long long i64;
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) u8 name[]
 
 // ---- who am I
+DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 lane_index() { return threadIdx.x & 31u; }
 DEVICE u32 warp_index() { return threadIdx.x >> 5; }

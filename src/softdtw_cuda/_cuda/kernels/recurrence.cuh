@@ -24,17 +24,20 @@ struct Params {
   void* sum_y;
   u8* states;               // saved lane states, one per checkpoint of each strip
   u8* bounds;               // saved bottom row of each strip
+  u8* scratch;              // the words below that are all ones at first; null when nobody will need them again
   u8* rows;                 // two hand-off rows per pair, all ones at first
   u8* more_rows;            // two more for the second half of wide words
   u32* tickets;             // one counter, all ones at first
+  u32* other_tickets;       // the counter of the launch that follows, or came before
   u32* health;              // (B,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range;
                             // [B] is the same for the whole batch
-  u32* ready;               // (B,) all ones; 1 once the hand-off rows of a pair are cleared for a second walk
+  u32* tokens;              // (B, 4) all ones; how far the second walks of a pair have come
   u32* turns;               // (B, column tiles) all ones; strips that have still to add to this part of grad_y
   i64 x_stride, y_stride;   // elements from one sample to the next, 0 for a broadcast sample
   i64 pair_bytes;           // from one pair's states (and bounds) to the next pair's
   i64 row_bytes;            // from one pair's hand-off rows to the next pair's
   i64 more_row_bytes;
+  i64 scratch_bytes;        // a multiple of 16
   i64 grad_stride;          // of `grad`; 0 when one number stands for all samples
   double scale;             // log2(e) / gamma
   double unscale;           // gamma * ln(2)
@@ -44,8 +47,8 @@ struct Params {
   i32 checkpoints;          // checkpoints kept per strip
   i32 bound_columns;        // columns kept of each bottom row
   i32 tiles;                // column tiles of 32
-  i32 group;                // pairs whose strips are handed out together
   i32 redo;                 // 1: walk only the pairs whose health is bad, however few blocks there are
+  i32 blocks;               // of the launch
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
   i32 grad_y_wide;
@@ -300,36 +303,70 @@ DEVICE RowWord await_word(const HandoffRow& row, i32 column, u32 owner) {
   return w;
 }
 
-// Tickets start at all ones, so that one fill prepares every buffer of a launch.
-DEVICE u32 next_ticket(const Params& p) { return fetch_add(p.tickets, 1u) + 1u; }
+// Tickets start at all ones, so that one fill prepares every buffer of a launch. Two launches take turns with two
+// counters; each readies the other's.
+DEVICE u32 next_ticket(const Params& p) {
+  const u32 ticket = fetch_add(p.tickets, 1u) + 1u;
+  if (ticket == 0u) *p.other_tickets = ~0u;
+  return ticket;
+}
 
-// Whose strip a ticket is: group by group of pairs, in a group strip by strip, so that a strip mostly finds its row there
-// already, and yet few pairs are left at the end. `turn` counts a pair's strips in the order of the walk.
+// Whose strip a ticket is: strip by strip, in each all pairs, so that a strip mostly finds its row there already. Handing
+// out groups of 64 to 256 pairs one after the other instead was slower (512 pairs, 1024 x 1024, D = 1: by 7 to 30 %).
+// `turn` counts a pair's strips in the order of the walk.
 struct Assignment { i32 pair, turn; };
 DEVICE Assignment assignment_of(const Params& p, u32 ticket) {
-  const u32 tickets_of_group = (u32)p.group * (u32)p.strips;
-  const u32 first = ticket / tickets_of_group * (u32)p.group, within = ticket % tickets_of_group;
-  const u32 left = (u32)p.batch - first, pairs = left < (u32)p.group ? left : (u32)p.group;
-  return Assignment{(i32)(first + within % pairs), (i32)(within / pairs)};
+  return Assignment{(i32)(ticket % (u32)p.batch), (i32)(ticket / (u32)p.batch)};
 }
 
 #if WIDE
-// A second walk of a pair reuses buffers that hold the first walk's words: the walk's first strip clears them and says
-// so; the others, whose tickets are later, wait for that.
-DEVICE void prepare_second_walk(const Params& p, i32 pair, i32 walk_index) {
-  if (walk_index == 0) {
-    HandoffRow rows = handoff_row(p, pair, 0);
-    if (p.row_bytes && p.strips > 1)
-      for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
-        rows.first[i] = Word4{~0u, ~0u, ~0u, ~0u};
-        rows.second[i] = Word4{~0u, ~0u, ~0u, ~0u};
-      }
-    if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = 0xffffffffu;
-    warp_barrier();
-    if (lane_index() == 0) store_release(&p.ready[pair], 1u);
-  } else {
-    if (lane_index() == 0) while (load_acquire(&p.ready[pair]) != 1u) wait_a_little();
-    warp_barrier();
-  }
+// ---- second walks
+// The launch that follows a narrow kernel walks flagged pairs again, and leaves the scratch as the first fill had it, so
+// that the next launch on the same state finds it so. A pair's tokens say how far its walks have come, a walk of the
+// forward in the first two, of the backward in the last two:
+//   rows    1 once the walk's first strip has cleared what the walk before left behind
+//   strips  how many strips (less one, from all ones) are done, in the order of the walk
+// Each strip waits only for strips with earlier tickets: those of its own walk before it, and all of the walk before.
+DEVICE u32* rows_token(const Params& p, i32 pair, i32 walk) { return p.tokens + (i64)pair * 4 + walk * 2; }
+DEVICE u32* strips_token(const Params& p, i32 pair, i32 walk) { return rows_token(p, pair, walk) + 1; }
+DEVICE void await_token(const u32* token, u32 wanted) {
+  if (lane_index() == 0) while (load_acquire(token) != wanted) wait_a_little();
+  warp_barrier();
+}
+DEVICE void clear_rows(const Params& p, i32 pair, bool further) {
+  const Word4 ones{~0u, ~0u, ~0u, ~0u};
+  const HandoffRow rows = handoff_row(p, pair, 0);
+  if (p.row_bytes)
+    for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
+      rows.first[i] = ones;
+      if (further) rows.second[i] = ones;
+    }
+  if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = ~0u;
+}
+DEVICE void begin_second_walk(const Params& p, const Strip& s, i32 walk, i32 turn) {
+  if (turn > 0) { await_token(rows_token(p, s.pair, walk), 1u); return; }
+  if (walk == 1) await_token(strips_token(p, s.pair, 0), (u32)((s.n - 1) / STRIP_ROWS));
+  clear_rows(p, s.pair, true);
+  warp_barrier();
+  if (lane_index() == 0) store_release(rows_token(p, s.pair, walk), 1u);
+}
+// The pair's scratch as the first fill had it.
+DEVICE void restore_scratch(const Params& p, i32 pair) {
+  if (!p.scratch) return;
+  clear_rows(p, pair, false);
+  if (lane_index() < 4) p.tokens[(i64)pair * 4 + lane_index()] = ~0u;
+}
+DEVICE void end_second_walk(const Params& p, const Strip& s, i32 walk, i32 turn, bool last_walk) {
+  warp_barrier();
+  u32* token = strips_token(p, s.pair, walk);
+  if (turn > 0) await_token(token, (u32)(turn - 1));
+  if (last_walk && turn == (s.n - 1) / STRIP_ROWS) restore_scratch(p, s.pair);
+  else if (lane_index() == 0) store_release(token, (u32)turn);
+}
+// No sample was flagged: the blocks share the clearing of everything.
+DEVICE void restore_scratch(const Params& p) {
+  if (!p.scratch) return;
+  for (i64 i = (i64)block_index() * 32 + lane_index(); i < p.scratch_bytes / 16; i += (i64)p.blocks * 32)
+    ((Word4*)p.scratch)[i] = Word4{~0u, ~0u, ~0u, ~0u};
 }
 #endif
