@@ -26,7 +26,7 @@ AMPERE = Device(166912, (8, 0), 108)
 ADA = Device(101376, (8, 9), 128)
 TURING = Device(65536, (7, 5), 40)
 DEVICES = {"sm_90": HOPPER, "sm_80": AMPERE, "sm_89": ADA, "sm_75": TURING}
-FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 4096)
+FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 40, 64, 65, 80, 128, 130, 4096)
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +63,28 @@ class TestChoice:
     @pytest.mark.parametrize("d", FEATURES[1:])
     def test_a_kernel_has_room_for_the_features(self, d: int) -> None:
         kernel = plan(d).main
-        assert kernel.sliced == (d > 64)
+        assert kernel.sliced == (d > 128)
         assert kernel.sliced or kernel.dims >= d
         assert kernel.dims % (16 if kernel.mode == TENSOR else 4) == 0
 
-    def test_wide_loads_only_where_rows_are_aligned_and_full(self) -> None:
-        whole = {d: plan(d).main.whole for d in FEATURES}
-        assert {d for d, is_whole in whole.items() if is_whole} == {32, 64, 128, 4096}
-        assert not any(plan(d, aligned=False).main.whole for d in FEATURES)
+    def test_wide_loads_only_where_rows_are_aligned(self) -> None:
+        for d in FEATURES:
+            kernel = plan(d).main
+            if kernel.mode != TENSOR:
+                assert kernel.fit == config.ANY_ROWS
+            elif kernel.fit == config.WHOLE_SLICES:
+                assert d % kernel.dims == 0
+            else:
+                assert (kernel.fit == config.WHOLE_QUADS) == (d % 4 == 0)
+        assert {plan(d).main.fit for d in (32, 64, 128, 4096)} == {config.WHOLE_SLICES}
+        assert not any(plan(d, aligned=False).main.fit for d in FEATURES)
+
+    def test_a_band_of_many_features_is_sliced_where_memory_asks_for_it(self) -> None:
+        """Next to a band a third share is kept, which leaves too little for 128 features at a time."""
+        for d in (65, 80, 128):
+            assert not plan(d).main.sliced
+            assert plan(d, banded=True).main.sliced
+            assert not plan(d, BF16, banded=True).main.sliced
 
     @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
     def test_float64_is_wide_and_needs_no_second_walk(self, device: Device) -> None:

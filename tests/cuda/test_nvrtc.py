@@ -40,7 +40,7 @@ ARCHITECTURES = {
     "sm_100": Device(shared_bytes=232448, capability=(10, 0), processors=148),
     "sm_120": Device(shared_bytes=101376, capability=(12, 0), processors=170),
 }
-FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 4096)
+FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 40, 64, 65, 80, 128, 130, 4096)
 ALL = os.environ.get("SOFTDTW_CUDA_ALL_KERNELS") == "1"
 
 REGISTERS_OF_A_PROCESSOR = 65536
@@ -49,6 +49,9 @@ SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 8, TENSOR: 96}
 RAGGED_SPILLED_BYTES = 640
 """The same for tensor kernels whose features do not fill aligned rows: each load has an address and a bound
 of its own, which is more than the registers hold. Results are right all the same."""
+MANY_FEATURES_SPILLED_BYTES = (1424, 640)
+"""The same for 65 to 128 features at a time, in rows that are not aligned and in those that are: gX alone
+takes half of the registers, and what is spilled is mostly addresses."""
 WIDE_SPILLED_BYTES = 32
 """The same for wide kernels, which are not made for speed."""
 
@@ -56,7 +59,9 @@ WIDE_SPILLED_BYTES = 32
 def spills_allowed(kernel: Kernel) -> int:
     if kernel.wide:
         return WIDE_SPILLED_BYTES
-    ragged = kernel.mode == TENSOR and not kernel.whole
+    ragged = kernel.mode == TENSOR and kernel.fit == config.ANY_ROWS
+    if kernel.dims > config.FEATURES_AT_A_TIME:
+        return MANY_FEATURES_SPILLED_BYTES[not ragged]
     return RAGGED_SPILLED_BYTES if ragged else SPILLED_BYTES[kernel.mode]
 
 
@@ -81,7 +86,7 @@ def one_of_each_kind(kernels: tuple[Kernel, ...]) -> list[Kernel]:
 
 
 def _weight(kernel: Kernel) -> tuple[object, ...]:
-    return kernel.input_code == 0, kernel.dims, kernel.banded, not kernel.whole
+    return kernel.input_code == 0, kernel.dims, kernel.banded, -kernel.fit
 
 
 def wanted() -> Iterator[tuple[str, Kernel]]:
@@ -101,8 +106,8 @@ def name_of(value: object) -> str:
         return str(value)
     mode = {COST: "cost", DIRECT: "direct", UNIVARIATE: "univariate", TENSOR: "tensor"}[value.mode]
     dtype = {code: str(dtype)[6:] for dtype, code in config.INPUT_CODES.items()}[value.input_code]
-    flags = [name for name in ("wide", "banded", "sliced", "whole") if getattr(value, name)]
-    return "-".join([mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", *flags])
+    flags = [name for name in ("wide", "banded", "sliced") if getattr(value, name)]
+    return "-".join([mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", f"fit{value.fit}", *flags])
 
 
 class Usage(NamedTuple):

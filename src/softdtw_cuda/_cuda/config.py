@@ -33,6 +33,12 @@ DIRECT_UP_TO = 16
 matrix product on tensor cores costs less than the differences would."""
 
 FEATURES_AT_A_TIME = 64
+MANY_FEATURES_AT_A_TIME = 128
+"""Slices of the feature vector on tensor cores; the larger where shared memory holds all of one."""
+
+ANY_ROWS, WHOLE_QUADS, WHOLE_SLICES = 0, 1, 2
+"""The kernels' FIT: how rows of features can be read."""
+
 TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
@@ -68,7 +74,7 @@ class Kernel:
     subwalk: int = 0
     dims: int = 1
     sliced: bool = False
-    whole: bool = False
+    fit: int = 0
     forward_blocks: int = 1
 
     def __hash__(self) -> int:
@@ -131,7 +137,7 @@ class Kernel:
         if self.source == "inline":
             macros["SUBWALK"] = self.subwalk
         else:
-            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "WHOLE": int(self.whole)}
+            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
             macros["FORWARD_BLOCKS"] = self.forward_blocks
         return macros
 
@@ -285,30 +291,41 @@ def choose(
         )
         return Plan(kernel, wide)
     checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32
-    if mode_is_cost:
-        mode, dims, sliced = COST, 1, False
-    elif d <= DIRECT_UP_TO:
-        mode, dims, sliced = DIRECT, 4 if d <= 4 else 8 if d <= 8 else 16, False
-    else:
-        mode, dims, sliced = TENSOR, 32 if d <= 32 else FEATURES_AT_A_TIME, d > FEATURES_AT_A_TIME
+
+    def tiled(mode: int, dims: int, blocks: int, sliced: bool = False) -> Kernel:
+        return Kernel(
+            "tiled",
+            mode,
+            code,
+            False,
+            banded or mode == COST,
+            rows,
+            checkpoint=checkpoint,
+            handoff=32,
+            dims=dims,
+            sliced=sliced,
+            fit=_fit(d, dims) if mode == TENSOR and aligned else ANY_ROWS,
+            forward_blocks=blocks,
+        )
+
     blocks = 3 if rows == 2 else 4
-    kernel = Kernel(
-        "tiled",
-        mode,
-        code,
-        False,
-        banded or mode == COST,
-        rows,
-        checkpoint=checkpoint,
-        handoff=32,
-        dims=dims,
-        sliced=sliced,
-        whole=mode == TENSOR and aligned and d % dims == 0,
-        forward_blocks=blocks,
-    )
+    if mode_is_cost:
+        kernel = tiled(COST, 1, blocks)
+    elif d <= DIRECT_UP_TO:
+        kernel = tiled(DIRECT, 4 if d <= 4 else 8 if d <= 8 else 16, blocks)
+    elif d <= FEATURES_AT_A_TIME:
+        kernel = tiled(TENSOR, 32 if d <= 32 else FEATURES_AT_A_TIME, blocks)
+    else:
+        kernel = tiled(TENSOR, MANY_FEATURES_AT_A_TIME, 2)
+        if d > MANY_FEATURES_AT_A_TIME or kernel.backward_shared > device.shared_bytes:
+            kernel = tiled(TENSOR, FEATURES_AT_A_TIME, blocks, sliced=True)
     if kernel.backward_shared > device.shared_bytes:
         return Plan(wide, None)
     return Plan(kernel, wide)
+
+
+def _fit(d: int, dims: int) -> int:
+    return WHOLE_SLICES if d % dims == 0 else WHOLE_QUADS if d % 4 == 0 else ANY_ROWS
 
 
 @functools.cache

@@ -21,7 +21,8 @@
 // strip to strip by a release / acquire flag: a fixed order, so results are bitwise reproducible.
 //
 //   MODE 0  cost matrix      MODE 1  direct differences, D <= DIMS      MODE 3  tensor cores, DIMS features at a time
-//   SLICED  1 when D > DIMS      WHOLE  1 when D is a multiple of DIMS and all rows are 16-byte aligned
+//   SLICED  1 when D > DIMS
+//   FIT     how rows are read: 2 when D is a multiple of DIMS, 1 when it is one of four, both with aligned rows; else 0
 #include "primitives.cuh"
 #include "recurrence.cuh"
 #include "walker.cuh"
@@ -177,10 +178,9 @@ DEVICE float frame_unscale(const Frame& frame) {
 #if MODE == 3
 // ---- 32 rows on their way from memory to shared memory, in the registers of a group; 16-bit inputs still packed
 // Loads are unconditional, from the nearest row and feature there is, so that none of them has to be waited for;
-// stage_rows drops what lies outside. WHOLE says that the features fill their slices and are aligned.
+// stage_rows drops what lies outside.
 struct Quad { float v[4]; };
 #define QUADS_PER_ROW (DIMS / 4)
-#define QUADS_PER_THREAD (32 * QUADS_PER_ROW / GROUP)
 #if INPUT == 0
 typedef Word4 PackedQuad;
 DEVICE Quad unpack(const PackedQuad& w) { return Quad{{float_of(w.a), float_of(w.b), float_of(w.c), float_of(w.d)}}; }
@@ -196,16 +196,20 @@ DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
                     (u32)row[k + 2 < last ? k + 2 : last] | (u32)row[k + 3 < last ? k + 3 : last] << 16};
 }
 #endif
-struct RowBlock { PackedQuad quads[QUADS_PER_THREAD]; };
-DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
-  RowBlock block;
+template <int ROWS> struct Rows { PackedQuad quads[ROWS * QUADS_PER_ROW / GROUP]; };
+typedef Rows<32> RowBlock;
+template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
+  Rows<ROWS> block;
   const element* base = f.rows + (i64)first_row * f.d + slice * DIMS;
   const i32 last = f.count - 1 - first_row;
-  UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
+  UNROLL for (int i = 0; i < ROWS * QUADS_PER_ROW / GROUP; i++) {
     i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
     i32 offset = (row < last ? row : last) * f.d;
-#if WHOLE
+#if FIT == 2
     block.quads[i] = *(const PackedQuad*)(base + offset + k);
+#elif FIT == 1
+    const i32 last_quad = f.d - 4 - slice * DIMS;
+    block.quads[i] = *(const PackedQuad*)(base + offset + (k < last_quad ? k : last_quad));
 #else
     block.quads[i] = gather(base + offset, k, f.d - 1 - slice * DIMS);
 #endif
@@ -214,8 +218,10 @@ DEVICE RowBlock fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thre
 }
 // Centres and scales the rows and stores them as planes; `squares`, if any, receives (or adds to) each row's sum of
 // squares.
-DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, const Features& f, i32 first_row, const float* centre,
+template <int ROWS>
+DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, i32 first_row, const float* centre,
                        float scale, float* squares, double* square_sums, i32 slice, i32 thread) {
+  constexpr int QUADS_PER_THREAD = ROWS * QUADS_PER_ROW / GROUP;
   float sum[QUADS_PER_THREAD];
   const i32 k = thread % QUADS_PER_ROW * 4;
   float middle[4];
@@ -226,7 +232,7 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, 
     Quad quad = unpack(block.quads[i]);
     sum[i] = 0.0f;
     UNROLL for (int j = 0; j < 4; j++) {
-      bool inside = real_row && (WHOLE || slice * DIMS + k + j < f.d);
+      bool inside = real_row && (FIT == 2 || slice * DIMS + (FIT == 1 ? k : k + j) < f.d);
       quad.v[j] = inside ? quad.v[j] - middle[j] : 0.0f;
       sum[i] += quad.v[j] * quad.v[j];
     }
@@ -255,7 +261,7 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const RowBlock& block, 
 }
 #endif
 
-#if MODE == 3 && SLICED
+#if MODE == 3 && (SLICED || DIMS > 64)
 DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   Features x = features_x(p, s);
   UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
@@ -313,35 +319,45 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   }
   block_barrier();
 #else
-  // Nothing else runs on the multiprocessor meanwhile, so everything is asked for before anything is waited for.
+  // Nothing else runs on the multiprocessor meanwhile, so as much is asked for before anything is waited for as there
+  // are registers for.
   constexpr int ROUNDS = (ROWS_MEASURED + WARPS - 1) / WARPS, PER_LANE = DIMS / 32;
+  constexpr int AT_ONCE = DIMS <= 64 || ROUNDS <= 5 ? ROUNDS : 5;
+#if DIMS <= 64
   RowBlock own[LANE_ROWS];
   if (thread < GROUP)
     UNROLL for (int half = 0; half < LANE_ROWS; half++) own[half] = fetch_rows(x, s.first_row + half * 32, 0, thread);
-  element v[ROUNDS][PER_LANE];
-  UNROLL for (int i = 0; i < ROUNDS; i++) {
-    const MeasuredRow row = measured_row(x, y, s, warp + i * WARPS);
-    UNROLL for (int j = 0; j < PER_LANE; j++) v[i][j] = row.at[lane + j * 32 < p.d ? lane + j * 32 : p.d - 1];
-  }
+#endif
   for (i32 k = thread; k < DIMS; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
-  block_barrier();
-  UNROLL for (int i = 0; i < ROUNDS; i++) {
-    const i32 r = warp + i * WARPS;
-    const bool there = measured_row(x, y, s, r).there;
-    double sum = 0.0;
-    float largest = 0.0f;
-    UNROLL for (int j = 0; j < PER_LANE; j++) {
-      float away = there && lane + j * 32 < p.d ? to_float(v[i][j]) - frame.centre[lane + j * 32] : 0.0f;
-      largest = max_of(largest, size_of(away));
-      sum += (double)away * (double)away;
+  UNROLL_BY(1) for (int round = 0; round < ROUNDS; round += AT_ONCE) {
+    element v[AT_ONCE][PER_LANE];
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      const MeasuredRow row = measured_row(x, y, s, warp + (round + i) * WARPS);
+      UNROLL for (int j = 0; j < PER_LANE; j++) v[i][j] = row.at[lane + j * 32 < p.d ? lane + j * 32 : p.d - 1];
     }
-    measure_row(frame, r, sum, largest);
+    if (round == 0) block_barrier();
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      const i32 r = warp + (round + i) * WARPS;
+      const bool there = measured_row(x, y, s, r).there;
+      double sum = 0.0;
+      float largest = 0.0f;
+      UNROLL for (int j = 0; j < PER_LANE; j++) {
+        float away = there && lane + j * 32 < p.d ? to_float(v[i][j]) - frame.centre[lane + j * 32] : 0.0f;
+        largest = max_of(largest, size_of(away));
+        sum += (double)away * (double)away;
+      }
+      measure_row(frame, r, sum, largest);
+    }
   }
   block_barrier();
+#if DIMS <= 64
   if (thread < GROUP)
     UNROLL for (int half = 0; half < LANE_ROWS; half++)
       stage_rows(frame.x + half * 32, STRIP_ROWS, own[half], x, s.first_row + half * 32, frame.centre, frame_scale(frame), nullptr,
                  nullptr, 0, thread);
+#else
+  if (thread < GROUP) stage_x(frame.x, p, s, frame.centre, frame_scale(frame), 0, thread);
+#endif
   block_barrier();
 #endif
 #endif
@@ -411,7 +427,9 @@ struct CostShared {
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
 #if MODE == 3
-  u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A
+#if DIMS <= 64
+  u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A; more of them than this are read as they are needed
+#endif
   RowBlock next;              // y of the next tile
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
@@ -433,13 +451,16 @@ DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice
 
 #if MODE == 3
 // Lane l points ldmatrix at row l % 8 of matrix l / 8: rows 0-7 and 8-15, features 0-7 and 8-15.
-DEVICE void load_x_fragments(CostMaker& maker, const PlaneRow* x, i32 thread) {
+DEVICE void load_x_fragment(u32 (&a)[PLANES][4], const PlaneRow* x, i32 k_step, i32 thread) {
   const i32 lane = thread & 31, matrix = lane >> 3, first = ((thread >> 5) % ROW_TILES) * 16;
-  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++)
-    UNROLL for (int plane = 0; plane < PLANES; plane++)
-      load_matrices(maker.x[k_step][plane],
-                    &x[plane * STRIP_ROWS + first + (matrix & 1) * 8 + (lane & 7)][k_step * 16 + (matrix >> 1) * 8]);
+  UNROLL for (int plane = 0; plane < PLANES; plane++)
+    load_matrices(a[plane], &x[plane * STRIP_ROWS + first + (matrix & 1) * 8 + (lane & 7)][k_step * 16 + (matrix >> 1) * 8]);
 }
+#if DIMS <= 64
+DEVICE void load_x_fragments(CostMaker& maker, const PlaneRow* x, i32 thread) {
+  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) load_x_fragment(maker.x[k_step], x, k_step, thread);
+}
+#endif
 #endif
 
 DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, i32 first, i32 thread) {
@@ -447,7 +468,9 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame,
   maker.bad = false;
 #if MODE == 3
 #if !SLICED
+#if DIMS <= 64
   load_x_fragments(maker, frame.x, thread);
+#endif
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -562,7 +585,15 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
 #if SLICED
     load_x_fragments(maker, shared.x, thread);
 #endif
+#if DIMS > 64
+    const i32 k_steps = FIT == 2 ? K_STEPS : (p.d + 15) / 16;
+    UNROLL_BY(2) for (i32 k_step = 0; k_step < k_steps; k_step++) {
+      u32 x[PLANES][4];
+      load_x_fragment(x, frame.x, k_step, thread);
+#else
     UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
+      const u32 (&x)[PLANES][4] = maker.x[k_step];
+#endif
       // As above, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
       u32 b[PLANES][COLUMN_TILES / 2][4];
       UNROLL for (int plane = 0; plane < PLANES; plane++) {
@@ -570,7 +601,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
           load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
                                                  [k_step * 16 + (matrix & 1) * 8]);
       }
-      multiply(product, cross, maker.x[k_step], b);
+      multiply(product, cross, x, b);
     }
 #if SLICED
     UNROLL for (int c = 0; c < COLUMN_TILES; c++)
@@ -800,7 +831,8 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 
 #if MODE == 3
 #define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)  // 8 features each, per warp
-#define GY_TILES (DIMS / 16)
+#define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
+#define GY_PASSES (DIMS / 16 / GY_TILES)
 #define FOUR_TILES (GX_TILES < 4 ? GX_TILES : 4)
 #endif
 
@@ -811,7 +843,9 @@ struct GradX {
   float sum[GX_TILES][4];
 #endif
   float row_sum[2];
-  RowBlock next;  // y of the next tile
+#if DIMS <= 64
+  RowBlock next;  // y of the next tile; of more features there are no registers for it
+#endif
 #elif MODE == 1
   float sum[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
   DirectRows next;
@@ -824,7 +858,9 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
+#if DIMS <= 64
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#endif
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
@@ -865,8 +901,15 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
   Features y = features_y(p, s);
 #if !SLICED
+#if DIMS <= 64
   stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
   if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
+#else
+  UNROLL_BY(1) for (i32 half = 0; half < 2; half++) {
+    const Rows<16> block = fetch_rows<16>(y, tile * 32 + half * 16, 0, thread);
+    stage_rows(shared.y + half * 16, 32, block, y, tile * 32 + half * 16, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+  }
+#endif
 #endif
   u32 e_rows[2][ALIGN_PLANES][4];
   UNROLL for (int k_step = 0; k_step < 2; k_step++)
@@ -986,19 +1029,24 @@ DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, float v) {
 // Two neighbours of gY, as many of them as there are.
 DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
   const float* from = (const float*)p.sum_y + at;
-#if WHOLE
+#if GY_PASSES > 1
+  if (left < 1) return Pair{0.0f, 0.0f};  // a warp ahead may be writing there already
+#endif
+#if FIT == 2
   return load_fresh((const Pair*)from);
+#elif FIT == 1
+  return load_fresh((const Pair*)(left >= 2 ? from : from + left - 2));
 #else
   // Past the last feature, that one again: it is this strip's turn to read it.
   return Pair{load_fresh(left >= 1 ? from : from + left - 1), load_fresh(left >= 2 ? from + 1 : from + left - 1)};
 #endif
 }
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) {
-#if WHOLE && INPUT == 0
-  *(Pair*)((float*)p.sum_y + at) = v;  // sum_y is grad_y
+#if FIT && INPUT == 0
+  if (FIT == 2 || left >= 2) *(Pair*)((float*)p.sum_y + at) = v;  // sum_y is grad_y
 #else
-  if (WHOLE || left >= 1) put_gy(p, turn, at, v.a);
-  if (WHOLE || left >= 2) put_gy(p, turn, at + 1, v.b);
+  if (FIT == 2 || left >= 1) put_gy(p, turn, at, v.a);
+  if (FIT == 2 || left >= 2) put_gy(p, turn, at + 1, v.b);
 #endif
 }
 #endif
@@ -1032,15 +1080,16 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
-  const i32 column_tile = (warp & 1) * 16, first_feature_tile = (warp >> 1) * GY_TILES;
+  const i32 column_tile = (warp & 1) * 16;
   const Turn turn = turn_of(neighbours, tile);
 #if SLICED
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
+    const i32 first_feature_tile = (warp >> 1) * GY_TILES;
     meet_for_gradients();
     meet_for_gradients();  // as the other group does
 #else
-  {
-    const i32 slice = 0;
+  UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
+    const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
 #endif
     // What the strips below have summed, asked for before the products and used after them.
     Pair old[2][GY_TILES];
@@ -1054,7 +1103,7 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
     if (p.grad_y && !turn.first)
       UNROLL for (int h = 0; h < 2; h++)
         UNROLL for (int i = 0; i < GY_TILES; i++)
-          old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
+          if (GY_PASSES == 1 || column_tile + g + h * 8 < columns) old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
 #if SLICED
     meet_for_gradients();  // this slice of x and y is there
     const PlaneRow* x_planes = shared.x;
@@ -1086,7 +1135,7 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
       }
     }
 #if !SLICED
-    meet_for_gradients();  // y is there; the products did not need it
+    if (pass == 0) meet_for_gradients();  // y is there; the products did not need it
 #endif
     if (p.grad_y) {
       const float twice = 2.0f * factor * frame_unscale(frame);
