@@ -50,8 +50,8 @@ RAGGED_SPILLED_BYTES = 640
 """The same for tensor kernels whose features do not fill aligned rows: each load has an address and a bound
 of its own, which is more than the registers hold. Results are right all the same."""
 MANY_FEATURES_SPILLED_BYTES = (1424, 640)
-"""The same for 65 to 128 features at a time, in rows that are not aligned and in those that are: gX alone
-takes half of the registers, and what is spilled is mostly addresses."""
+"""The same for more than 64 features, in rows that are not aligned and in those that are. What is spilled is
+mostly addresses, computed once and read back a few dozen times in a tile."""
 WIDE_SPILLED_BYTES = 32
 """The same for wide kernels, which are not made for speed."""
 
@@ -60,7 +60,7 @@ def spills_allowed(kernel: Kernel) -> int:
     if kernel.wide:
         return WIDE_SPILLED_BYTES
     ragged = kernel.mode == TENSOR and kernel.fit == config.ANY_ROWS
-    if kernel.dims > config.FEATURES_AT_A_TIME:
+    if kernel.sliced or kernel.dims > config.FEATURES_AT_A_TIME:
         return MANY_FEATURES_SPILLED_BYTES[not ragged]
     return RAGGED_SPILLED_BYTES if ragged else SPILLED_BYTES[kernel.mode]
 

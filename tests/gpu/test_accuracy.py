@@ -159,12 +159,13 @@ def test_65536_steps() -> None:
 
 
 def test_65536_steps_on_a_band() -> None:
-    x, y = walks(1, 65536, 4, 0), walks(1, 65536, 4, 0) + 0.1 * walks(1, 65536, 4, 1)
+    # Costs of some tens: rounding them to float32 blurs exp(-cost / gamma) by a few 1e-6.
+    x, y = walks(1, 65536, 4, 0), walks(1, 65536, 4, 0) + 0.01 * walks(1, 65536, 4, 1)
     value, *gradients = value_and_gradients(x, y, gamma=1.0, bandwidth=64)
     exact_value, *exact = value_and_gradients(x.double(), y.double(), gamma=1.0, bandwidth=64)
     torch.testing.assert_close(value.double(), exact_value, rtol=1e-6, atol=0)
     for measured, wide in zip(gradients, exact, strict=True):
-        assert relative(measured, wide.cpu()) <= 1e-4
+        assert relative(measured, wide.cpu()) <= 2e-5
 
 
 def test_a_hundred_thousand_short_pairs() -> None:

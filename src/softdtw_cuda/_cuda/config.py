@@ -36,6 +36,9 @@ FEATURES_AT_A_TIME = 64
 MANY_FEATURES_AT_A_TIME = 128
 """Slices of the feature vector on tensor cores; the larger where shared memory holds all of one."""
 
+MOST_CENTRES = 1024
+"""Features whose centres a sliced kernel keeps."""
+
 ANY_ROWS, WHOLE_QUADS, WHOLE_SLICES = 0, 1, 2
 """The kernels' FIT: how rows of features can be read."""
 
@@ -181,7 +184,7 @@ def _cost_making_shared(k: Kernel) -> int:
         planes_of_x = _aligned(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
         frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
         rows = _aligned(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
-        return _aligned(frame + rows + (32 * 8 + k.dims * 4 + 16 if k.sliced else 16))
+        return _aligned(frame + rows + (32 * 8 + (k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
     return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
 
 

@@ -112,13 +112,9 @@ class Gpu:
             found = self.loaded.get((kernel, index))
             if found is not None:
                 return found
-            try:
-                from cuda.bindings import driver
-                from cuda.core import Device, ObjectCode
-            except ImportError as error:
-                raise ImportError(
-                    f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
-                ) from error
+            from cuda.bindings import driver
+            from cuda.core import Device, ObjectCode
+
             properties = torch.cuda.get_device_properties(index)
             binary = self._binary(kernel, f"sm_{properties.major}{properties.minor}")
             with torch.cuda.device(index):
@@ -158,7 +154,13 @@ class Gpu:
         return binary_of(kernel, architecture) if started is None else started.result()
 
     def _open_driver(self) -> None:
-        """The two driver calls that every launch makes, by ctypes."""
+        """The two driver calls that every launch makes, by ctypes; the first thing to miss cuda-core."""
+        try:
+            import cuda.core  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
+            ) from error
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         launch = library.cuLaunchKernel
         launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]

@@ -117,12 +117,15 @@ DEVICE float feature(const Features& f, i32 row, i32 k) {
 // ---- the frame of a strip: a centre to subtract and a power of two to multiply by
 // Subtracting a common centre does not change distances, and an offset of the data then costs no digits. Scaling keeps
 // fp16 planes in range: the strip's own x, and a sample of y, end up at most 2, which leaves y a factor of 2^15.
+#define MOST_CENTRES 1024
 struct Frame {
 #if MODE == 3
-#if !SLICED
+#if SLICED
+  alignas(16) float centre[MOST_CENTRES];       // of as many features as there is room for
+#else
   alignas(16) PlaneRow x[PLANES * STRIP_ROWS];  // the strip's rows for the tensor cores
-#endif
   float centre[DIMS];
+#endif
   float x_squares[STRIP_ROWS];
   u32 largest;
 #else
@@ -163,6 +166,13 @@ DEVICE float centre_of(const Features& x, const Features& y, const Strip& s, i32
 #endif
 #endif
 }
+#if SLICED
+DEVICE float centre_at(const Frame& frame, const Features& x, const Features& y, const Strip& s, i32 k) {
+  return k < MOST_CENTRES ? frame.centre[k] : centre_of(x, y, s, k);
+}
+// Whether a slice's centres are in the frame; those of later slices are computed anew for each tile.
+DEVICE bool has_centres(i32 slice) { return (slice + 1) * DIMS <= MOST_CENTRES; }
+#endif
 DEVICE float frame_scale(const Frame& frame) {
   u32 exponent = frame.largest >> 23;
   bool usable = INPUT == 0 && exponent > 8 && exponent < 250;
@@ -263,11 +273,11 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 
 #if MODE == 3 && (SLICED || DIMS > 64)
 DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
-  Features x = features_x(p, s);
-  UNROLL_BY(1) for (int half = 0; half < LANE_ROWS; half++) {
-    RowBlock block = fetch_rows(x, s.first_row + half * 32, slice, thread);
-    stage_rows(planes + half * 32, STRIP_ROWS, block, x, s.first_row + half * 32, centre, scale, nullptr, nullptr, slice, thread);
-  }
+  const Features x = features_x(p, s);
+  RowBlock half[LANE_ROWS];
+  UNROLL for (int i = 0; i < LANE_ROWS; i++) half[i] = fetch_rows(x, s.first_row + i * 32, slice, thread);
+  UNROLL for (int i = 0; i < LANE_ROWS; i++)
+    stage_rows(planes + i * 32, STRIP_ROWS, half[i], x, s.first_row + i * 32, centre, scale, nullptr, nullptr, slice, thread);
 }
 #endif
 
@@ -304,14 +314,15 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   const Features x = features_x(p, s), y = features_y(p, s);
   if (thread == 0) frame.largest = 0u;
 #if SLICED
+  for (i32 k = thread; k < MOST_CENTRES; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
   block_barrier();
   for (i32 r = warp; r < ROWS_MEASURED; r += WARPS) {
     const MeasuredRow row = measured_row(x, y, s, r);
     double sum = 0.0;
     float largest = 0.0f;
     if (row.there)
-      UNROLL_BY(2) for (i32 k = lane; k < p.d; k += 32) {
-        float v = to_float(row.at[k]) - centre_of(x, y, s, k);
+      UNROLL_BY(4) for (i32 k = lane; k < p.d; k += 32) {
+        float v = to_float(row.at[k]) - centre_at(frame, x, y, s, k);
         largest = max_of(largest, size_of(v));
         sum += (double)v * (double)v;
       }
@@ -570,12 +581,16 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   float total[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) total[c][e] = 0.0f;
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
-    group_barrier(COST_BARRIER, GROUP);
-    set_centre(shared.centre, p, s, slice, thread);
-    group_barrier(COST_BARRIER, GROUP);
-    stage_x(shared.x, p, s, shared.centre, frame_factor, slice, thread);
+    const float* centre = frame.centre + slice * DIMS;
     maker.next = fetch_rows(y, tile * 32, slice, thread);
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
+    group_barrier(COST_BARRIER, GROUP);
+    if (!has_centres(slice)) {
+      set_centre(shared.centre, p, s, slice, thread);
+      group_barrier(COST_BARRIER, GROUP);
+      centre = shared.centre;
+    }
+    stage_x(shared.x, p, s, centre, frame_factor, slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
 #else
   {
     stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
@@ -923,12 +938,16 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
     }
 #if SLICED
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
-    meet_for_gradients();  // both groups are done with the slice before
-    set_centre(shared.centre, p, s, slice, thread);
-    meet_for_gradients();
+    const float* centre = frame.centre + slice * DIMS;
     maker.next = fetch_rows(y, tile * 32, slice, thread);
-    stage_x(shared.x, p, s, shared.centre, frame_scale(frame), slice, thread);
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, shared.centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    meet_for_gradients();  // both groups are done with the slice before
+    if (!has_centres(slice)) {
+      set_centre(shared.centre, p, s, slice, thread);
+      meet_for_gradients();
+      centre = shared.centre;
+    }
+    stage_x(shared.x, p, s, centre, frame_scale(frame), slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
     float sum[GX_TILES][4];
     UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0.0f;
 #else
@@ -999,7 +1018,7 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
         if (row < s.n && k < p.d) {
           i64 at = ((i64)s.pair * p.n + row) * p.d + k;
 #if SLICED
-          float sum = ((float*)p.sum_x)[at], centre = centre_of(x, x, s, k);
+          float sum = ((float*)p.sum_x)[at], centre = centre_at(frame, x, x, s, k);
 #else
           float sum = maker.sum[i][e], centre = frame.centre[k];
 #endif
@@ -1085,8 +1104,8 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
 #if SLICED
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const i32 first_feature_tile = (warp >> 1) * GY_TILES;
-    meet_for_gradients();
     meet_for_gradients();  // as the other group does
+    if (!has_centres(slice)) meet_for_gradients();
 #else
   UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
     const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
