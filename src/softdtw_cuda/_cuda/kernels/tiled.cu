@@ -274,10 +274,14 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 #if MODE == 3 && (SLICED || DIMS > 64)
 DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   const Features x = features_x(p, s);
-  RowBlock half[LANE_ROWS];
-  UNROLL for (int i = 0; i < LANE_ROWS; i++) half[i] = fetch_rows(x, s.first_row + i * 32, slice, thread);
-  UNROLL for (int i = 0; i < LANE_ROWS; i++)
-    stage_rows(planes + i * 32, STRIP_ROWS, half[i], x, s.first_row + i * 32, centre, scale, nullptr, nullptr, slice, thread);
+  constexpr int AT_ONCE = DIMS <= 64 ? LANE_ROWS : 1;
+  UNROLL_BY(1) for (i32 first = 0; first < LANE_ROWS; first += AT_ONCE) {
+    RowBlock block[AT_ONCE];
+    UNROLL for (int i = 0; i < AT_ONCE; i++) block[i] = fetch_rows(x, s.first_row + (first + i) * 32, slice, thread);
+    UNROLL for (int i = 0; i < AT_ONCE; i++)
+      stage_rows(planes + (first + i) * 32, STRIP_ROWS, block[i], x, s.first_row + (first + i) * 32, centre, scale, nullptr, nullptr,
+                 slice, thread);
+  }
 }
 #endif
 
