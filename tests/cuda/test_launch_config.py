@@ -79,12 +79,12 @@ class TestChoice:
         assert {plan(d).main.fit for d in (32, 64, 128, 4096)} == {config.WHOLE_SLICES}
         assert not any(plan(d, aligned=False).main.fit for d in FEATURES)
 
-    def test_a_band_of_many_features_is_sliced_where_memory_asks_for_it(self) -> None:
-        """Next to a band a third share is kept, which leaves too little for 128 features at a time."""
+    def test_many_features_are_sliced_only_where_memory_asks_for_it(self) -> None:
         for d in (65, 80, 128):
-            assert not plan(d).main.sliced
-            assert plan(d, banded=True).main.sliced
-            assert not plan(d, BF16, banded=True).main.sliced
+            for banded in (False, True):
+                assert not plan(d, banded=banded).main.sliced
+            smaller = Device(shared_bytes=166912, capability=(8, 0), processors=108)
+            assert plan(d, device=smaller).main.sliced
 
     @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
     def test_float64_is_wide_and_needs_no_second_walk(self, device: Device) -> None:

@@ -101,6 +101,8 @@ DEVICE double multiply_add(double a, double b, double c) { return __builtin_fma(
 DEVICE double exp2_exact(double v) { return exp2(v); }
 DEVICE double log2_exact(double v) { return log2(v); }
 DEVICE double round_nearest(double v) { return rint(v); }
+DEVICE i32 min_of(i32 a, i32 b) { return a < b ? a : b; }
+DEVICE i32 unknown_to_the_compiler(i32 v) { return v; }
 DEVICE i32 min_of3(i32 a, i32 b, i32 c) { return min(min(a, b), c); }
 DEVICE i64 min_of3(i64 a, i64 b, i64 c) { return min(min(a, b), c); }
 DEVICE i32 add_then_min(i32 a, i32 b, i32 limit) { return min((i32)((u32)a + (u32)b), limit); }
