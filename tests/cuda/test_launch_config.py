@@ -83,7 +83,7 @@ class TestChoice:
         for d in (65, 80, 128):
             for banded in (False, True):
                 assert not plan(d, banded=banded).main.sliced
-            smaller = Device(shared_bytes=166912, capability=(8, 0), processors=108)
+            smaller = Device(shared_bytes=101376, capability=(12, 0), processors=170)
             assert plan(d, device=smaller).main.sliced
 
     @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)

@@ -49,7 +49,7 @@ SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 8, TENSOR: 96}
 RAGGED_SPILLED_BYTES = 640
 """The same for tensor kernels whose features do not fill aligned rows: each load has an address and a bound
 of its own, which is more than the registers hold. Results are right all the same."""
-MANY_FEATURES_SPILLED_BYTES = (1424, 640)
+MANY_FEATURES_SPILLED_BYTES = (1440, 640)
 """The same for more than 64 features, in rows that are not aligned and in those that are. What is spilled is
 mostly addresses, computed once and read back a few dozen times in a tile."""
 WIDE_SPILLED_BYTES = 32
