@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from softdtw_cuda import _reference
+from softdtw_cuda import _reference, softdtw
 from softdtw_cuda._cuda import launch
 from tests.cuda.emulated_gpu import EmulatedGpu
 
@@ -81,3 +81,21 @@ def test_a_huge_band_is_no_band(bandwidth: int) -> None:
     wide, _ = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
     none, _ = launch.fused_forward(x, y, 1.0, -1, None, None, True)
     torch.testing.assert_close(wide, none)
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_nothing_is_lost_along_a_long_band(d: int) -> None:
+    """Shares that do not quite add up to one would lose a part of the alignment at each of the many steps."""
+    steps, bandwidth = 16384, 40
+    generator = torch.Generator().manual_seed(d)
+    x = (0.05 * torch.randn(1, steps, d, generator=generator)).cumsum(1)
+    y = x + 0.01 * (0.05 * torch.randn(1, steps, d, generator=generator)).cumsum(1)
+    exact_x = x.double().requires_grad_()
+    softdtw(exact_x, y.double(), gamma=1.0, bandwidth=bandwidth).sum().backward()
+    assert exact_x.grad is not None
+    value, state = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
+    grad_x, _ = launch.fused_backward(
+        torch.ones(1), x, y, value, state, 1.0, bandwidth, None, None, True, False
+    )
+    assert grad_x is not None
+    assert _relative(grad_x, exact_x.grad) <= 1e-5

@@ -43,9 +43,6 @@ ANY_ROWS, WHOLE_QUADS, WHOLE_SLICES = 0, 1, 2
 """The kernels' FIT: how rows of features can be read."""
 
 TILE = 32
-NOTHING = 64
-"""Bytes of zeros that lanes read which have no row above the strip."""
-
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
 
@@ -194,10 +191,10 @@ def _cost_making_shared(k: Kernel) -> int:
 def _forward_shared(k: Kernel) -> int:
     state = 2 * (8 if k.wide else 4)
     if k.source == "inline":
-        return _aligned(64 * state + NOTHING + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
+        return _aligned(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     ring = (k.lane_rows + 2) * 32 * stride * 4
-    return ring + _cost_making_shared(k) + 64 * state + NOTHING + 16
+    return ring + _cost_making_shared(k) + 64 * state + 16
 
 
 def _backward_shared(k: Kernel) -> int:
@@ -209,7 +206,7 @@ def _backward_shared(k: Kernel) -> int:
         size += max(k.checkpoint // k.subwalk - 2, 0) * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
             size += (k.strip_rows + k.checkpoint) * 4
-        return _aligned(size + NOTHING + 48)
+        return _aligned(size + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     chunks = k.checkpoint // 32
     size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
@@ -223,7 +220,7 @@ def _backward_shared(k: Kernel) -> int:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:
         size += k.strip_rows * 4 + 16
-    return _aligned(size + 32 * 8 + 64 * 4 + NOTHING + 64)
+    return _aligned(size + 32 * 8 + 64 * 4 + 64)
 
 
 @dataclass(frozen=True, eq=False)

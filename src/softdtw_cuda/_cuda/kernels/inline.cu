@@ -119,10 +119,8 @@ DEVICE EightSteps read_ahead(const StoredState* top, const float* y_at, i32 step
   return ahead;
 }
 #if WIDE
-#define TOPS(row) (row)
 #define TOP(ahead, k, from) (from)[k]
 #else
-#define TOPS(row) tops_of(row, shared.nothing)
 #define TOP(ahead, k, from) (ahead).top[k]
 #endif
 #if MODE == 2
@@ -136,9 +134,6 @@ DEVICE EightSteps read_ahead(const StoredState* top, const float* y_at, i32 step
 // ---- forward
 struct alignas(64) ForwardShared {
   StoredState top[32], bottom[32];
-#if !WIDE
-  Nothing nothing;
-#endif
 #if MODE == 2
   float y[STRIP_ROWS + 32];  // the columns that a chunk can touch
 #endif
@@ -170,9 +165,6 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     bad |= s.first_row + lane * LANE_ROWS + q < s.n && out_of_range(costs.x[q], reference, costs.scale);
   for (i32 i = lane; i < STRIP_ROWS + 32; i += 32) shared.y[i] = reference;
-#endif
-#if !WIDE
-  make_nothing(shared.nothing);
 #endif
   const i32 start = s.first_column / CHECKPOINT * CHECKPOINT;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
@@ -217,7 +209,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
           const i32 step = base + part + eight;
           if (p.save && step % CHECKPOINT == 0 && step <= last_step(s)) store_walker(saved_state(p, s, step / CHECKPOINT), w);
-          const EightSteps ahead8 = read_ahead(TOPS(shared.top + eight), Y_AT, step);
+          const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, step);
           UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
             real cost[LANE_ROWS];
             STEP_COSTS(cost, ahead8, k, step + k);
@@ -311,9 +303,6 @@ struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], di
 struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
 #define AT_A_TIME 8  // steps whose shares are read before any flow is written
 struct alignas(64) BackwardShared {
-#if !WIDE
-  Nothing nothing;
-#endif
   LaneShares shares[SUBWALK][32];
 #if KEEP_LEFT
   LeftShares left[SUBWALK][32];
@@ -407,9 +396,6 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
   const i32 end = s.is_last ? final_step(s) : -1;
   Costs costs = open_costs(p, s);
-#if !WIDE
-  const float not_last = (float)unknown_to_the_compiler(lane < 31 ? 1 : 0);
-#endif
   real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0;
 #if MODE == 2
@@ -426,9 +412,6 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       if (s.first_row + q < s.n)
         for (i32 k = lane; k < p.d; k += 32) ((result_type*)p.sum_x)[((i64)s.pair * p.n + s.first_row + q) * p.d + k] = 0;
   warp_barrier();
-#endif
-#if !WIDE
-  make_nothing(shared.nothing);
 #endif
 #if MODE == 2
   Provisions next = provisions_of(p, s, bound, y, last_step(s) / CHECKPOINT);
@@ -465,7 +448,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       seek_costs(costs, y_at, base + i * SUBWALK);
 #endif
       UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
-        const EightSteps ahead8 = read_ahead(TOPS(shared.top + i * SUBWALK + eight), Y_AT, base + i * SUBWALK + eight);
+        const EightSteps ahead8 = read_ahead(shared.top + i * SUBWALK + eight, Y_AT, base + i * SUBWALK + eight);
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
           real cost[LANE_ROWS];
           STEP_COSTS(cost, ahead8, k, base + i * SUBWALK + eight + k);
@@ -491,7 +474,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       seek_costs(costs, y_at, first);
 #endif
       UNROLL_BY(1) for (i32 eight = 0; eight < SUBWALK; eight += 8) {
-        const EightSteps ahead8 = read_ahead(TOPS(shared.top + first - base + eight), Y_AT, first + eight);
+        const EightSteps ahead8 = read_ahead(shared.top + first - base + eight, Y_AT, first + eight);
         UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
           real cost[LANE_ROWS];
           STEP_COSTS(cost, ahead8, k, first + eight + k);
@@ -526,13 +509,12 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         LaneShares shares[AT_A_TIME];
         LeftShares lefts[AT_A_TIME];
         Flow flows[AT_A_TIME];
-        const Flow* below = lane == 31 ? shared.flow_in + part : (const Flow*)shared.nothing.zeros;
         UNROLL for (int k = 0; k < AT_A_TIME; k++) {
           shares[k] = shared.shares[part + k][lane];
 #if KEEP_LEFT
           lefts[k] = shared.left[part + k][lane];
 #endif
-          flows[k] = below[k];
+          flows[k] = shared.flow_in[part + k];
         }
 #endif
 #if MODE == 2
@@ -556,12 +538,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           UNROLL for (int q = 0; q < LANE_ROWS - 1; q++) costs.y[q] = costs.y[q + 1];
           costs.y[LANE_ROWS - 1] = ys[k];
 #endif
-#if WIDE
           if (lane == 31) in = from_below;
-#else  // as for the row above the strip
-          in.pass = multiply_add(in.pass, not_last, from_below.pass);
-          in.y = multiply_add(in.y, not_last, from_below.y);
-#endif
           // Rows in order: row q reads what row q + 1 passed in the step before, which must not be overwritten yet.
           UNROLL for (int q = 0; q < LANE_ROWS; q++) {
             real e = left[q] + (q < LANE_ROWS - 1 ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : in.pass);

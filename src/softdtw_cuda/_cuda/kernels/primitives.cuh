@@ -46,9 +46,6 @@ DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); 
 DEVICE double exp2_exact(double v) { return exp2(v); }
 DEVICE double log2_exact(double v) { return log2(v); }
 DEVICE double round_nearest(double v) { return rint(v); }
-DEVICE i32 min_of(i32 a, i32 b) { return min(a, b); }
-// The compiler would turn a product with what it knows to be 0 or 1 into a selection.
-DEVICE i32 unknown_to_the_compiler(i32 v) { i32 r; asm("mov.b32 %0,%1;" : "=r"(r) : "r"(v)); return r; }
 DEVICE i32 min_of3(i32 a, i32 b, i32 c) { return min(min(a, b), c); }
 DEVICE i64 min_of3(i64 a, i64 b, i64 c) { return min(min(a, b), c); }
 #if __CUDA_ARCH__ >= 900

@@ -673,7 +673,6 @@ struct alignas(16) ForwardShared {
   Frame frame;
   CostShared making;
   StoredState top[32], bottom[32];
-  Nothing nothing;
   u32 ticket;
 };
 
@@ -688,7 +687,6 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 #else
   const float blank = 0.0f;
 #endif
-  if (warp == 0) make_nothing(shared.nothing);
   fill_ring<160>(&shared.costs[0][0], FORWARD_CHUNKS * 32 * STEP_STRIDE, blank);
   block_barrier();
   const Assignment mine = assignment_of(p, shared.ticket);
@@ -749,7 +747,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
       // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
       auto walk = [&](auto last_strip) {
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
-          const EightSteps ahead8 = read_ahead(costs + part + eight, tops_of(shared.top + eight, shared.nothing));
+          const EightSteps ahead8 = read_ahead(costs + part + eight, shared.top + eight);
           UNROLL for (i32 k = 0; k < 8; k++) {
             advance(w, ahead8.cost[k].row, ahead8.top[k], [](int, const Terms&, real) {});
             if (decltype(last_strip)::value) {
@@ -811,7 +809,6 @@ struct alignas(16) BackwardShared {
   CostShared making;
   GradShared grads;
   StoredState top[32];
-  Nothing nothing;
   float passed_in[32], passed_out[32];
   u32 ticket;
 };
@@ -1223,7 +1220,6 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #else
   const float blank = 0.0f;
 #endif
-  if (warp == 0) make_nothing(shared.nothing);
   fill_ring<BACKWARD_THREADS>(&shared.costs[0][0], COST_CHUNKS * 32 * STEP_STRIDE, blank);
   fill_ring<BACKWARD_THREADS>(&shared.align[0][0], ALIGN_CHUNKS * 32 * STEP_STRIDE, 0.0f);
   block_barrier();
@@ -1267,7 +1263,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         const i32 at = share_slot(order, sub);
         const Step* costs = shared.costs + ring_start(chunk, COST_CHUNKS);
         UNROLL_BY(1) for (i32 eight = 0; eight < 32; eight += 8) {
-          const EightSteps ahead8 = read_ahead(costs + eight, tops_of(shared.top + eight, shared.nothing));
+          const EightSteps ahead8 = read_ahead(costs + eight, shared.top + eight);
           UNROLL for (i32 k = 0; k < 8; k++) {
             LaneShares share_of_rows;
             LaneReals left_of_rows;
@@ -1291,7 +1287,6 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     const float value = ((const float*)p.value)[s.pair];
     const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
     const i32 end = s.is_last ? final_step(s) : -1;
-    const float not_last = (float)unknown_to_the_compiler(lane < 31 ? 1 : 0);
     float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
     UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0.0f;
     i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
@@ -1321,15 +1316,15 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
           LaneShares shares8[8];
           LaneReals left8[8];
           float in8[8];
-          const float* below = lane == 31 ? shared.passed_in + eight : &shared.nothing.zeros[0].f;
           UNROLL for (int k = 0; k < 8; k++) {
             shares8[k] = shared.shares[at][eight + k][lane];
             if (KEEP_LEFT) left8[k] = shared.left[at][eight + k][lane];
-            in8[k] = below[k];
+            in8[k] = shared.passed_in[eight + k];
           }
           UNROLL for (i32 k = 7; k >= 0; k--) {
             const LaneShares& share = shares8[k];
-            const float passed = multiply_add(from_lane_below(pass[0]), not_last, in8[k]);
+            float passed = from_lane_below(pass[0]);
+            if (lane == 31) passed = in8[k];
             LaneReals e;
             UNROLL for (int q = 0; q < LANE_ROWS; q++) {
               e.row[q] = left[q] + (q + 1 < LANE_ROWS ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed);

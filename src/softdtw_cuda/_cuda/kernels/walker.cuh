@@ -53,9 +53,7 @@ DEVICE StoredState* saved_bound(const Params& p, const Strip& s, i32 index) {
   return (StoredState*)(p.bounds + s.pair * p.pair_bytes) + (i64)index * p.bound_columns - (first > 0 ? first : 0);
 }
 
-// One step of (5, 6). `top` is the row above the strip for lane 0; for the others it does not matter, or in narrow
-// arithmetic it is zero (see tops_of): there a multiply-add brings it in, since the units that select are the busy ones.
-// Calls keep(q, terms, sum) for each row's cell.
+// One step of (5, 6). `top` is the row above the strip, for lane 0. Calls keep(q, terms, sum) for each row's cell.
 // Rows from the last to the first, so that a row still finds the row above it as it was one step ago.
 template <int Q, class Keep>
 DEVICE void advance_rows(Walker& w, const real (&cost)[LANE_ROWS], const Scaled& up, Keep keep) {
@@ -71,23 +69,10 @@ DEVICE void advance_rows(Walker& w, const real (&cost)[LANE_ROWS], const Scaled&
 template <class Keep>
 DEVICE void advance(Walker& w, const real (&cost)[LANE_ROWS], const StoredState& top, Keep keep) {
   Scaled up{from_lane_above(w.current[LANE_ROWS - 1].f), from_lane_above(w.current[LANE_ROWS - 1].n)};
-#if WIDE
   if (lane_index() == 0) up = Scaled{top.f, top.n};
-#else
-  const i32 not_first = unknown_to_the_compiler(min_of((i32)lane_index(), 1));
-  up = Scaled{multiply_add(up.f, (float)not_first, top.f), up.n * not_first + top.n};
-#endif
   advance_rows<LANE_ROWS - 1>(w, cost, up, keep);
   w.above = up;
 }
-#if !WIDE
-// What each lane reads as the tops of eight steps: lane 0 the row above the strip, the others nothing.
-struct alignas(16) Nothing { StoredState zeros[8]; };
-DEVICE void make_nothing(Nothing& nothing) {  // by the first lanes of a warp that meets the readers later
-  if (lane_index() < 8) nothing.zeros[lane_index()] = StoredState{0.0f, 0};
-}
-DEVICE const StoredState* tops_of(const StoredState* row, const Nothing& nothing) { return lane_index() == 0 ? row : nothing.zeros; }
-#endif
 // Both anti-diagonals: along a diagonal path every other one is never anybody's left or upper neighbour.
 DEVICE void renormalize(Walker& w) {
   UNROLL for (int q = 0; q < LANE_ROWS; q++) renormalize(w.current[q]);
