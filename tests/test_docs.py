@@ -275,3 +275,12 @@ def test_drawings_are_well_formed() -> None:
         root = xml.etree.ElementTree.parse(drawing).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+@pytest.mark.parametrize(("device", "claim"), [("cpu", "on a CPU"), ("cuda", "on an H200")])
+def test_the_readme_says_what_the_error_budget_measured(device: str, claim: str) -> None:
+    path = ROOT / "benchmarks" / "results" / f"error_budget_{device}.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        passed = [row["passed"] == "True" for row in csv.DictReader(file)]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{sum(passed)} of {len(passed)}" in text.split(claim)[0][-60:]
