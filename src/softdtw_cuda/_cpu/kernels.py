@@ -17,8 +17,8 @@ below, right and below-right. One ticket is a pair, or, when pairs are few, one 
 order; every sum has the same order either way, so results depend neither on the choice nor on the number of
 threads.
 
-All in one file because Numba's cache knows a function by the file it stands in alone: a caller elsewhere would
-go on with the callee that it was compiled with. After a change to intrinsics.py, remove the cache
+All in one file because Numba's cache knows a function by the file it stands in alone: a caller elsewhere
+would go on with the callee that it was compiled with. After a change to intrinsics.py, remove the cache
 (`__pycache__`).
 """
 
