@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import softdtw_cuda._ops  # noqa: F401  (registers the operators)
 from softdtw_cuda._cuda import compile as compiling
-from softdtw_cuda._cuda import config
+from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel, Plan
 from softdtw_cuda._cuda.params import Params
 
@@ -344,3 +344,10 @@ def test_params_has_the_fields_of_the_source_in_their_order() -> None:
         names = re.findall(r"(\w+)\s*(?:,|$)", line.strip())
         declared += [(name, kind) for name in names]
     assert declared == list(Params._fields_)
+
+
+def test_more_blocks_than_a_launch_has() -> None:
+    """ctypes would cut the number to 32 bits without a word."""
+    chosen = config.fused_plan(4097, 1, F32, -1)
+    with pytest.raises(ValueError, match=r"67108864 pairs of 4097 steps .* several batches"):
+        launch._call(chosen, 2**26, 4097, 1, 1, 1.0, -1, False)

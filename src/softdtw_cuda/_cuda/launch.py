@@ -26,6 +26,7 @@ from .params import Params
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
 _REDO_BLOCKS_PER_PROCESSOR = 4
+_MOST_BLOCKS = 2**31 - 1
 
 
 class _Loaded(NamedTuple):
@@ -190,6 +191,12 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> _Call:
+    blocks = batch * plan.main.strips(n)
+    if blocks > _MOST_BLOCKS:
+        raise ValueError(
+            f"softdtw_cuda: {batch} pairs of {n} steps take {blocks} blocks, and a CUDA launch has "
+            f"{_MOST_BLOCKS} at most; pass the pairs in several batches."
+        )
     layout = config.layout_of(plan, batch, n, m, bandwidth, save)
 
     def counts(kernel: Kernel) -> tuple[int, int, int]:
@@ -209,7 +216,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     return _Call(
         layout=layout,
         params=bytes(p),
-        blocks=batch * plan.main.strips(n),
+        blocks=blocks,
         bounds=plan.main.states_bytes(n, m, bandwidth),
         redo_blocks=_redo_blocks(redo, batch, n),
         redo_bounds=redo.states_bytes(n, m, bandwidth),

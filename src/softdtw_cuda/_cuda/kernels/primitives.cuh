@@ -83,7 +83,8 @@ DEVICE Word2 load_shared_word(const Word2* p) {
 DEVICE void store_shared_word(Word2* p, Word2 v) {
   asm volatile("st.relaxed.gpu.global.v2.u32 [%0],{%1,%2};" ::"l"(p), "r"(v.a), "r"(v.b) : "memory");
 }
-// 16 bytes as one .b128 access: a vector of four words would be four accesses to the memory model.
+// 16 bytes at a time, for speed; users rely on 8-byte halves being indivisible and no more, since the assembler narrows
+// an access of which a part is not used.
 DEVICE Word4 load_shared_word(const Word4* p) {
   u64 lo, hi;
   asm volatile("{.reg .b128 t; ld.relaxed.gpu.global.b128 t,[%2]; mov.b128 {%0,%1},t;}" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
