@@ -1,10 +1,9 @@
 """Measured figures for the documentation and the README: Markdown out of the CSV files.
 
-    python docs/figures.py            renew the tables of README.md
+    python docs/figures.py            renew the figures of README.md and of the pages of docs/
     python docs/figures.py --check    say whether they are what the CSV files say
 
-A document marks the place of a table with a pair of comments. Pages of docs/ keep them empty: they are
-filled while the site is built. The README's table is written into the file:
+A document marks the place of a figure with a pair of comments, and what is between them is written here:
 
     <!-- figures: readme -->
     <!-- end figures -->
@@ -81,7 +80,7 @@ def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
     for path in sorted(PLOTS.glob(f"*-{records.slug(device)}.png")):
         kind = path.stem.removesuffix(f"-{records.slug(device)}")
         if any(kind.startswith(wanted) for wanted in kinds):
-            yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name}){{ loading=lazy }}\n"
+            yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name})\n"
 
 
 def speed() -> str:
@@ -250,22 +249,31 @@ def fill(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{FIGURES[found[2]]()}{found[4]}", text)
 
 
+def pages() -> list[Path]:
+    """README and the pages of the site that show figures."""
+    found = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    return [path for path in found if _BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would")
     arguments = parser.parse_args()
-    path = ROOT / "README.md"
-    old = path.read_text(encoding="utf-8")
-    new = fill(old)
-    if new == old:
-        print("README.md shows what the CSV files say")
-        return 0
-    if arguments.check:
-        print("README.md differs from the CSV files; `python docs/figures.py` renews it")
-        return 1
-    path.write_text(new, encoding="utf-8")
-    print("renewed README.md")
-    return 0
+    differing = 0
+    for path in pages():
+        old = path.read_text(encoding="utf-8")
+        new = fill(old)
+        if new == old:
+            continue
+        differing += 1
+        if arguments.check:
+            print(f"{path.name} differs from the CSV files; `python docs/figures.py` renews it")
+        else:
+            path.write_text(new, encoding="utf-8")
+            print(f"renewed {path.name}")
+    if not differing:
+        print("every page shows what the CSV files say")
+    return 1 if differing and arguments.check else 0
 
 
 if __name__ == "__main__":

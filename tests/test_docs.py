@@ -126,10 +126,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_readme_shows_what_the_csv_says() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- figures: readme -->" in text
-    assert figures.fill(text) == text, "`python docs/figures.py` renews the README"
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+def test_pages_show_what_the_csv_says(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert figures.fill(text) == text, "`python docs/figures.py` renews it"
+
+
+def test_the_pages_with_figures() -> None:
+    assert {"README.md", "speed.md", "accuracy.md"} <= {page.name for page in figures.pages()}
 
 
 def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:

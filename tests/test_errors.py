@@ -68,7 +68,7 @@ def test_negative_bandwidth(call: Callable[..., object]) -> None:
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("bandwidth", ["3", True, math.nan, math.inf, torch.tensor(3), [3]])
+@pytest.mark.parametrize("bandwidth", ["3", True, 0.5, math.nan, math.inf, torch.tensor(3), [3]])
 def test_bandwidth_of_the_wrong_type(call: Callable[..., object], bandwidth: object) -> None:
     with raises(TypeError, "bandwidth", "an integer or None"):
         call(bandwidth=bandwidth)
@@ -379,3 +379,19 @@ def test_operator_checks_host_lengths() -> None:
 def test_public_names() -> None:
     for name in softdtw_cuda.__all__:
         assert getattr(softdtw_cuda, name).__doc__
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (lambda f: torch.func.hessian(f)(X), ("forward-mode", "torch.func.grad")),
+        (lambda f: torch.func.vmap(torch.func.grad(f))(X), ("vmap", "one batch (B, N, D)")),
+    ],
+    ids=["hessian", "vmap"],
+)
+def test_transforms_that_are_not_supported(
+    transform: Callable[[Callable[[torch.Tensor], torch.Tensor]], object], words: tuple[str, ...]
+) -> None:
+    with raises(RuntimeError, "softdtw_cuda", *words):
+        transform(lambda x: softdtw(x, Y[: len(x)] if x.dim() == 3 else Y[0]).sum())

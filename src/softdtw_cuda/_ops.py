@@ -409,8 +409,24 @@ _cost_with_gradient: Callable[..., Tensor] = _Cost.apply
 # asks for a graph of the gradient, so the refusal has to wait until something differentiates that.
 
 
+def _no_vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+    raise RuntimeError(
+        "softdtw_cuda: gradients of Soft-DTW inside torch.func.vmap are not supported; pass all samples as "
+        "one batch (B, N, D)."
+    )
+
+
+def _no_jvp(ctx: Any, *tangents: Any) -> Any:
+    raise RuntimeError(
+        "softdtw_cuda: forward-mode derivatives (torch.func.jvp, jacfwd, hessian) are not implemented; use "
+        "backward, torch.func.grad or jacrev for first derivatives."
+    )
+
+
 class _FusedInTransform(torch.autograd.Function):
     forward = staticmethod(_fused_forward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -424,6 +440,8 @@ class _FusedInTransform(torch.autograd.Function):
 
 class _FusedBackwardInTransform(torch.autograd.Function):
     forward = staticmethod(_fused_backward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
     backward = staticmethod(_second_order)
 
     @staticmethod
@@ -433,6 +451,8 @@ class _FusedBackwardInTransform(torch.autograd.Function):
 
 class _CostInTransform(torch.autograd.Function):
     forward = staticmethod(_cost_forward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -446,6 +466,8 @@ class _CostInTransform(torch.autograd.Function):
 
 class _CostBackwardInTransform(torch.autograd.Function):
     forward = staticmethod(_cost_backward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
     backward = staticmethod(_second_order)
 
     @staticmethod

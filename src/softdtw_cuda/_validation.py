@@ -45,13 +45,13 @@ def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
     """bandwidth as an int; -1 for None."""
     if bandwidth is None:
         return -1
-    if isinstance(bandwidth, float) and math.isfinite(bandwidth):
-        radius = math.floor(bandwidth)
+    if isinstance(bandwidth, float) and bandwidth.is_integer():
+        radius = int(bandwidth)
     else:
         try:
             if isinstance(bandwidth, (bool, Tensor)):
                 raise TypeError
-            radius = operator.index(bandwidth)  # type: ignore[arg-type]  # a float that is not finite raises
+            radius = operator.index(bandwidth)  # type: ignore[arg-type]  # a float that is not whole raises
         except TypeError:
             shown = bandwidth if isinstance(bandwidth, (float, bool)) else type(bandwidth).__name__
             raise TypeError(

@@ -199,9 +199,10 @@ def _check_series(
             raise ValueError("lengths is given but X is a list, whose tensors know theirs; leave it out.")
         for k, item in enumerate(X):
             if item.dim() != 2 or item.shape[1] != X[0].shape[-1]:
+                features = X[0].shape[1] if X[0].dim() == 2 else "features"
                 raise ValueError(
-                    f"X[{k}] has shape {tuple(item.shape)}, expected (time, {X[0].shape[-1]}): two "
-                    "dimensions and the number of features of X[0]; add a feature axis with unsqueeze(-1)."
+                    f"X[{k}] has shape {tuple(item.shape)}, expected (time, {features}): two dimensions, and "
+                    "as many features in each series; add a feature axis with unsqueeze(-1)."
                 )
             if item.dtype != X[0].dtype or item.device != X[0].device:
                 raise ValueError(
