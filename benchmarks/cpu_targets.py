@@ -28,6 +28,8 @@ from torch import Tensor
 
 from softdtw_cuda import softdtw
 
+from .worker import cpu_name
+
 RESULTS = Path(__file__).parent / "results" / "cpu.csv"
 SPEED_CASES = ((32, 512, 64), (1, 4096, 1))
 SPEED_TARGET = 10.0
@@ -200,14 +202,6 @@ def write(rows: list[Row], threads: int) -> None:
         for row in rows:
             writer.writerow([today, device, "; ".join(versions), *row[:3], f"{row.value:.4g}", row.unit])
     print(f"{len(rows)} rows added to {RESULTS}")
-
-
-def cpu_name() -> str:
-    try:
-        match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def main() -> None:
