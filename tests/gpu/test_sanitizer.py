@@ -23,9 +23,9 @@ ALL = (
 )
 
 # racecheck (2025.3, on an H200) seems to miss a barrier now and then where a warp comes to the next one with
-# nothing done in between: it reports stores before the first as unordered with loads after it. Two barriers in
-# place of each one, or a pause before it, and it reports none. That hides nothing: accesses with no barrier
-# between them still have none.
+# nothing done in between: it reports stores before the first as unordered with loads after it. Two barriers
+# in place of each one, or a pause before it, and it reports none. That hides nothing: accesses with no
+# barrier between them still have none.
 PROGRAM = """
 import sys
 import torch
