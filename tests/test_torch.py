@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from in_threads import in_threads
 from oracle import truth
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_alignment, softdtw_from_cost
@@ -274,36 +274,23 @@ class TestDeterminism:
 
 
 def test_several_threads_at_once(device: str) -> None:
-    problems, results = [], {}
+    problems = []
     for size in (30, 90, 150, 210):
         x = torch.randn(4, size, 3, device=device, requires_grad=True)
         y = torch.randn(4, size - 5, 3, device=device, requires_grad=True)
         value = softdtw(x, y)
         problems.append((x, y, value.detach(), *torch.autograd.grad(value.sum(), (x, y))))
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(len(problems))
 
     def work(index: int) -> None:
-        try:
-            x, y, value, grad_x, grad_y = problems[index]
-            barrier.wait()
-            for _ in range(10):
-                again = softdtw(x, y)
-                grads = torch.autograd.grad(again.sum(), (x, y))
-                assert torch.equal(again, value)
-                assert torch.equal(grads[0], grad_x)
-                assert torch.equal(grads[1], grad_y)
-            results[index] = True
-        except BaseException as failure:
-            failures.append(failure)
+        x, y, value, grad_x, grad_y = problems[index]
+        for _ in range(10):
+            again = softdtw(x, y)
+            grads = torch.autograd.grad(again.sum(), (x, y))
+            assert torch.equal(again, value)
+            assert torch.equal(grads[0], grad_x)
+            assert torch.equal(grads[1], grad_y)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(problems))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert len(results) == len(problems)
+    in_threads(work, len(problems))
 
 
 class TestModule:

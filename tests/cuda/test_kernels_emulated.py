@@ -426,13 +426,43 @@ def test_one_side_alone(compute: Compute, case: Case) -> None:
     assert torch.equal(grad_y, both.grad_y)
 
 
+# ---- the state between calls
+
+
+def assert_scratch_restored(case: Case, state: Tensor) -> None:
+    layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
+    words = state[: layout.scratch].view(torch.int32)
+    assert words[0] == -1, "the next launch would start with somebody's ticket"
+    assert (words[layout.tokens // 4 :] == -1).all()
+
+
 @pytest.mark.parametrize("case", [*FAMILIES, *FLAGGED], ids=str)
 def test_a_second_backward_from_the_same_state(compute: Compute, case: Case) -> None:
+    """As with retain_graph: each backward leaves the scratch, and what it has no business with, as it was."""
     given = inputs_of(case)
     first = compute(case, given)
+    assert_scratch_restored(case, first.state)
+    before = first.state.clone()
     doubled = backward(case, given, first.value, first.state, 2 * given.weights)
     assert torch.equal(doubled.grad_x, 2 * first.grad_x)
+    assert_scratch_restored(case, first.state)
+    if not any(unhealthy(case, first.state)):
+        assert torch.equal(before, first.state), "an operator must leave its inputs alone"
     assert backward(case, given, first.value, first.state).equals(first)
+
+
+def test_a_flagged_sample_among_others(compute: Compute) -> None:
+    """Its neighbours' scratch is restored too, and one number for the gradient of all samples will do."""
+    case = Case(3, 150, 100, 5)
+    given = inputs_of(case)
+    given.x[1] *= 1e6
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [False, True, False]
+    assert_scratch_restored(case, answer.state)
+    one = torch.full((1,), 0.75)
+    expanded = backward(case, given, answer.value, answer.state, one.expand(3))
+    plain = backward(case, given, answer.value, answer.state, one.repeat(3))
+    assert torch.equal(expanded.grad_x, plain.grad_x)
 
 
 # ---- orders
@@ -488,46 +518,6 @@ RACES = [
 def test_no_races(compute: Compute, case: Case) -> None:
     given = inputs_of(case)
     assert_right(case, given, compute(case, given, EmulatedGpu(0, resident=8, relaxed=True, races=True)))
-
-
-# ---- the state between calls
-
-
-def assert_scratch_restored(case: Case, state: Tensor) -> None:
-    layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
-    words = state[: layout.scratch].view(torch.int32)
-    assert words[0] == -1, "the next launch would start with somebody's ticket"
-    assert (words[layout.tokens // 4 :] == -1).all()
-
-
-@pytest.mark.parametrize("case", [*FAMILIES, *FLAGGED], ids=str)
-def test_a_state_serves_again(compute: Compute, case: Case) -> None:
-    """A second backward of the same forward (retain_graph) finds the scratch as the first did."""
-    given = inputs_of(case)
-    answer = compute(case, given)
-    assert_scratch_restored(case, answer.state)
-    before = answer.state.clone()
-    again = backward(case, given, answer.value, answer.state)
-    assert_scratch_restored(case, again.state)
-    assert torch.equal(again.grad_x, answer.grad_x)
-    if again.grad_y is not None:
-        assert torch.equal(again.grad_y, answer.grad_y)
-    if not any(unhealthy(case, answer.state)):
-        assert torch.equal(before, again.state), "an operator must leave its inputs alone"
-
-
-def test_a_flagged_sample_among_others(compute: Compute) -> None:
-    """Its neighbours' scratch is restored too, and one number for the gradient of all samples will do."""
-    case = Case(3, 150, 100, 5)
-    given = inputs_of(case)
-    given.x[1] *= 1e6
-    answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [False, True, False]
-    assert_scratch_restored(case, answer.state)
-    one = torch.full((1,), 0.75)
-    expanded = backward(case, given, answer.value, answer.state, one.expand(3))
-    plain = backward(case, given, answer.value, answer.state, one.repeat(3))
-    assert torch.equal(expanded.grad_x, plain.grad_x)
 
 
 # ---- beyond the narrow range

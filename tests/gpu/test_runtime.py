@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from in_threads import in_threads
 from torch import Tensor
 
 import softdtw_cuda
@@ -93,25 +93,16 @@ def test_threads_with_their_own_streams() -> None:
     ]
     expected = [value_and_gradients(x, y) for x, y in problems]
     torch.cuda.synchronize()
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(20):
-                    measured = value_and_gradients(*problems[index])
-                    stream.synchronize()
-                    assert_same(measured, expected[index])
-        except BaseException as failure:
-            failures.append(failure)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                measured = value_and_gradients(*problems[index])
+                stream.synchronize()
+                assert_same(measured, expected[index])
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(problems))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, len(problems))
 
 
 # ---- graphs

@@ -873,7 +873,7 @@ def tile_costs(
 @jit
 def wait_for(flags: Array, index: int) -> bool:
     """Whether the flag was seen set within a bounded number of looks."""
-    for _ in range(SPINS_BEFORE_YIELD):  # noqa: SIM110
+    for _ in range(SPINS_BEFORE_YIELD):  # noqa: SIM110  (Numba does not compile any())
         if load_acquire(flags, index) != 0:
             return True
     return False

@@ -171,8 +171,8 @@ class Kernel:
         return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
 
 
-def _aligned(size: int) -> int:
-    return (size + 15) // 16 * 16
+def _padded(size: int, to: int = 16) -> int:
+    return (size + to - 1) // to * to
 
 
 def _planes(k: Kernel) -> int:
@@ -181,17 +181,17 @@ def _planes(k: Kernel) -> int:
 
 def _cost_making_shared(k: Kernel) -> int:
     if k.mode == TENSOR:
-        planes_of_x = _aligned(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
+        planes_of_x = _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
         frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
-        rows = _aligned(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
-        return _aligned(frame + rows + (32 * 8 + (k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
-    return _aligned((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
+        rows = _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
+        return _padded(frame + rows + (32 * 8 + (k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
+    return _padded((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
 
 
 def _forward_shared(k: Kernel) -> int:
     state = 2 * (8 if k.wide else 4)
     if k.source == "inline":
-        return _aligned(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
+        return _padded(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     ring = (k.lane_rows + 2) * 32 * stride * 4
     return ring + _cost_making_shared(k) + 64 * state + 16
@@ -206,7 +206,7 @@ def _backward_shared(k: Kernel) -> int:
         size += max(k.checkpoint // k.subwalk - 2, 0) * 2 * k.strip_rows * 2 * real
         if k.mode == UNIVARIATE:
             size += (k.strip_rows + k.checkpoint) * 4
-        return _aligned(size + 48)
+        return _padded(size + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     chunks = k.checkpoint // 32
     size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
@@ -215,12 +215,12 @@ def _backward_shared(k: Kernel) -> int:
     size += _cost_making_shared(k)
     if k.mode == TENSOR:
         rows = k.strip_rows + 32 if k.sliced else 32
-        size += _aligned(_planes(k) * rows * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
+        size += _padded(_planes(k) * rows * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
     elif k.mode == DIRECT:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:
         size += k.strip_rows * 4 + 16
-    return _aligned(size + 32 * 8 + 64 * 4 + 64)
+    return _padded(size + 32 * 8 + 64 * 4 + 64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,10 +368,6 @@ class Layout:
 
 def _several_strips(plan: Plan, n: int) -> bool:
     return bool(plan.main.strips(n) > 1 or (plan.redo is not None and plan.redo.strips(n) > 1))
-
-
-def _padded(size: int, to: int = 16) -> int:
-    return (size + to - 1) // to * to
 
 
 def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._reference import value_dtype
 from . import config
 from .compile import binary_of
 from .config import BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
@@ -157,7 +158,7 @@ class Gpu:
     def _open_driver(self) -> None:
         """The two driver calls that every launch makes, by ctypes; the first thing to miss cuda-core."""
         try:
-            import cuda.core  # noqa: F401
+            import cuda.core  # noqa: F401  (to see whether it is there)
         except ImportError as error:
             raise ImportError(
                 f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
@@ -367,10 +368,6 @@ def _backward(
     queue.close()
 
 
-def _value_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def fused_forward(
     x: Tensor,
     y: Tensor,
@@ -386,7 +383,7 @@ def fused_forward(
     batch = y_batch if x_batch == 1 else x_batch
     inputs = _inputs_of(x, y, x_lengths, y_lengths)
     plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(inputs, x.element_size()))
-    dtype = _value_dtype(x.dtype)
+    dtype = value_dtype(x.dtype)
     return _forward(plan, inputs, batch, n, m, d, gamma, bandwidth, save, dtype, x.device)
 
 
@@ -432,7 +429,7 @@ def cost_forward(
     batch, n, m = cost.shape
     plan = config.cost_plan(n, cost.dtype, bandwidth)
     inputs = _inputs_of(cost, None, x_lengths, y_lengths)
-    dtype = _value_dtype(cost.dtype)
+    dtype = value_dtype(cost.dtype)
     return _forward(plan, inputs, batch, n, m, 1, gamma, bandwidth, save, dtype, cost.device)
 
 
