@@ -171,11 +171,11 @@ class TestLimits:
 
 
 def strip_extent(kernel: Kernel, index: int, n: int, m: int, bandwidth: int) -> tuple[range, range]:
-    """Checkpoints that a strip of a pair saves, and the columns of its bottom row, as in recurrence.cuh."""
+    """Checkpoints of a strip of a pair, and the columns of its bottom row, as in recurrence.cuh."""
     radius = bandwidth if bandwidth >= 0 else n + m
     first_row = index * kernel.strip_rows
     last_row = min(n - 1, first_row + kernel.strip_rows - 1)
-    first_column = max(0, first_row - radius)
+    first_column = max(0, first_row - 1 - radius)
     last_column = min(m - 1, last_row + radius)
     last_step = last_column + last_row - first_row
     checkpoints = range(first_column // kernel.checkpoint, last_step // kernel.checkpoint + 1)
@@ -195,7 +195,7 @@ def test_states_and_bottom_rows_have_room() -> None:
             tall, broad = n + numbers.choice([0, 40]), m + numbers.choice([0, 40])
             for index in range(kernel.strips(n)):
                 checkpoints, columns = strip_extent(kernel, index, n, m, bandwidth)
-                assert len(checkpoints) <= kernel.checkpoints(broad, bandwidth)
+                assert len(checkpoints) - 1 <= kernel.checkpoints(broad, bandwidth)  # the first is known
                 if (index + 1) * kernel.strip_rows < n:
                     assert len(columns) <= kernel.bound_columns(broad, bandwidth)
             assert kernel.strips(n) <= kernel.strips(tall)
@@ -230,8 +230,13 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
                 "health": (layout.health, 4 * (batch + 1)),
                 "pairs": (layout.pairs, batch * layout.pair_bytes),
             }
-            # A second walk clears its further rows itself; kernels that are wide from the start cannot.
-            (cleared if chosen.redo is None else others)["more rows"] = (layout.more_rows, rows)
+            if chosen.redo is None:
+                cleared["more rows"] = (layout.more_rows, rows)
+                assert layout.more_row_bytes == layout.row_bytes
+            else:  # a second walk clears its further row itself: behind its states, in the pair's own part
+                saved = chosen.redo.pair_bytes(n, m, bandwidth) if save else 0
+                assert layout.more_rows == layout.pairs + saved
+                assert saved + layout.row_bytes <= layout.pair_bytes == layout.more_row_bytes
             disjoint(cleared | others)
             for start, size in cleared.values():
                 assert start + size <= layout.scratch <= layout.filled
@@ -243,7 +248,7 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
             for kernel in (chosen.main, chosen.redo):
                 if kernel is None:
                     continue
-                assert layout.row_bytes == 2 * m * config.ROW_WORD or kernel.strips(n) == 1
+                assert layout.row_bytes == m * config.ROW_WORD or kernel.strips(n) == 1
                 if save:
                     assert kernel.pair_bytes(n, m, bandwidth) <= layout.pair_bytes
                     assert layout.pair_bytes % 16 == kernel.states_bytes(n, m, bandwidth) % 16 == 0
@@ -252,7 +257,7 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
 # ---- memory
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096, 65536])
+@pytest.mark.parametrize("length", [128, 512, 1024, 2048, 4096, 65536])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("d", "bytes_per_cell"), [(1, 0.5), (8, 0.5), (64, 0.5), (256, 0.5)])
 def test_bytes_per_cell(length: int, dtype: torch.dtype, d: int, bytes_per_cell: float) -> None:
@@ -270,7 +275,7 @@ def test_without_saving_memory_is_linear() -> None:
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_a_band_bounds_the_state(dtype: torch.dtype) -> None:
     narrow, longer = (config.fused_state_bytes(1, n, n, 8, dtype, 50) for n in (16384, 32768))
-    assert 1.9 * narrow <= longer <= 2 * narrow
+    assert 1.9 * narrow <= longer <= 2.01 * narrow
     assert narrow < config.fused_state_bytes(1, 16384, 16384, 8, dtype, -1) / 25
 
 

@@ -5,12 +5,11 @@ bytes each array lies. `state` is what the forward hands to the backward:
 
     [counters | tokens | turns | hand-off rows]   scratch: all ones before and after each call
     [health]                                      all ones before the forward
-    [further rows for second walks]
     [pair 0: lane states, bottom rows | pair 1: ... ]
 
 Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those
 with wide arithmetic and is over at once when there are none, so nothing waits for the host. Wide states of a
-redone pair live in that pair's own part of the state.
+redone pair, and the row that its wide words need besides, live in that pair's own part of the state.
 """
 
 from __future__ import annotations
@@ -149,11 +148,14 @@ class Kernel:
         return (n + self.strip_rows - 1) // self.strip_rows
 
     def checkpoints(self, m: int, bandwidth: int) -> int:
-        """Checkpoints of a strip, whose steps run from its first column to its last plus its rows."""
-        every = (m + self.strip_rows - 2) // self.checkpoint + 1
+        """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
+
+        The first is where the walk starts, and is not kept.
+        """
+        every = (m + self.strip_rows - 2) // self.checkpoint
         if bandwidth < 0:
             return every
-        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 2)
+        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
         return narrow
 
     def bound_columns(self, m: int, bandwidth: int) -> int:
@@ -166,8 +168,8 @@ class Kernel:
         return self.strips(n) * self.checkpoints(m, bandwidth) * 2 * self.strip_rows * self.word_bytes
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Everything saved of one pair: states, then the bottom row of each strip, 16-byte aligned."""
-        bounds = self.strips(n) * self.bound_columns(m, bandwidth) * self.word_bytes
+        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
+        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
         return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
 
 
@@ -233,10 +235,22 @@ class Plan:
     main: Kernel
     redo: Kernel | None
 
-    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Bytes of state per pair: enough for either kernel."""
-        size: int = self.main.pair_bytes(n, m, bandwidth)
-        return size if self.redo is None else torch.sym_max(size, self.redo.pair_bytes(n, m, bandwidth))
+    def row_bytes(self, n: int, m: int) -> int:
+        """Of one hand-off row: none where every pair is one strip."""
+        several = self.main.strips(n) > 1 or (self.redo is not None and self.redo.strips(n) > 1)
+        return m * ROW_WORD if several else 0
+
+    def more_row(self, n: int, m: int, bandwidth: int, save: bool) -> int:
+        """Where in a pair's part the second row of a second walk begins."""
+        return self.redo.pair_bytes(n, m, bandwidth) if save and self.redo is not None else 0
+
+    def pair_bytes(self, n: int, m: int, bandwidth: int, save: bool) -> int:
+        """Bytes of one pair's part: what the main kernel saves, or what a second walk needs in its place."""
+        saved = self.main.pair_bytes(n, m, bandwidth) if save else 0
+        if self.redo is None:
+            return saved
+        size: int = torch.sym_max(saved, self.more_row(n, m, bandwidth, save) + self.row_bytes(n, m))
+        return size
 
 
 def _wide_kernel(mode: int, input_code: int) -> Kernel:
@@ -349,8 +363,8 @@ class Layout:
     """Byte offsets in the buffer of a forward; what it saves of it is the state.
 
     The first `scratch` bytes are all ones before and after each call: two ticket counters, tokens, turns and
-    two hand-off rows per pair of several strips. `filled` bytes are ones before the forward. Wide words take
-    two more rows per pair in `more_rows`.
+    a hand-off row per pair of several strips. `filled` bytes are ones before the forward. Wide words take a
+    second row per pair, `more_row_bytes` apart: in the scratch, or for second walks in the pair's own part.
     """
 
     tokens: int
@@ -358,6 +372,7 @@ class Layout:
     rows: int
     row_bytes: int
     more_rows: int
+    more_row_bytes: int
     scratch: int
     health: int
     filled: int
@@ -366,33 +381,27 @@ class Layout:
     total: int
 
 
-def _several_strips(plan: Plan, n: int) -> bool:
-    return bool(plan.main.strips(n) > 1 or (plan.redo is not None and plan.redo.strips(n) > 1))
-
-
 def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
     """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair."""
     tokens = 16
     turns = tokens + batch * 16
     rows = _padded(turns + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
-    row_bytes = 2 * m * ROW_WORD if _several_strips(plan, n) else 0
-    scratch = rows + batch * row_bytes
-    more_rows = scratch
-    if plan.redo is None:
-        scratch = scratch + batch * row_bytes
-    health = scratch
+    row_bytes = plan.row_bytes(n, m)
+    health = scratch = rows + batch * row_bytes * (2 if plan.redo is None else 1)
     filled = health + (batch + 1) * 4
     pairs = _padded(filled, 128)
-    if plan.redo is not None:  # a second walk clears its rows itself
-        more_rows = pairs
-        pairs = _padded(pairs + batch * row_bytes, 128)
-    pair_bytes = plan.pair_bytes(n, m, bandwidth) if save else 0
+    pair_bytes = plan.pair_bytes(n, m, bandwidth, save)
+    if plan.redo is None:
+        more_rows, more_row_bytes = rows + batch * row_bytes, row_bytes
+    else:  # a second walk clears it itself
+        more_rows, more_row_bytes = pairs + plan.more_row(n, m, bandwidth, save), pair_bytes
     return Layout(
         tokens=tokens,
         turns=turns,
         rows=rows,
         row_bytes=row_bytes,
         more_rows=more_rows,
+        more_row_bytes=more_row_bytes,
         scratch=scratch,
         health=health,
         filled=filled,

@@ -211,7 +211,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.scale = _LOG2_E / gamma
     p.unscale = gamma * _LN_2
     p.pair_bytes = layout.pair_bytes
-    p.row_bytes = p.more_row_bytes = layout.row_bytes
+    p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
     redo = plan.redo or plan.main
     return _Call(

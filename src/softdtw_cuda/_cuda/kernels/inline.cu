@@ -150,11 +150,10 @@ DEVICE bool out_of_range(float v, float reference, float scale) {
 DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared) {
   const i32 lane = (i32)lane_index();
   const u32 owner_in = (u32)(s.index - 1), owner_out = (u32)s.index;
-  const HandoffRow row_in = handoff_row(p, s.pair, s.index - 1), row_out = handoff_row(p, s.pair, s.index);
+  const HandoffRow row = handoff_row(p, s.pair);
   StoredState* bound = saved_bound(p, s, s.index);
   Costs costs = open_costs(p, s);
-  Walker w = fresh_walker();
-  if (s.index == 0 && lane == 0) w.above = one();
+  Walker w = first_walker(s);
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
   const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
@@ -166,11 +165,11 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
     bad |= s.first_row + lane * LANE_ROWS + q < s.n && out_of_range(costs.x[q], reference, costs.scale);
   for (i32 i = lane; i < STRIP_ROWS + 32; i += 32) shared.y[i] = reference;
 #endif
-  const i32 start = s.first_column / CHECKPOINT * CHECKPOINT;
+  const i32 start = first_checkpoint(s) * CHECKPOINT;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
   RowWord ahead{};
   bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, start + lane);
-  if (wanted) ahead = load_word(row_in, start + lane);
+  if (wanted) ahead = load_word(row, start + lane);
 #if MODE == 2
   element next_y = y[start + lane < s.m ? start + lane : s.m - 1];  // and so is y
 #endif
@@ -193,13 +192,13 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
     UNROLL_BY(1) for (i32 part = 0; part < 32; part += HANDOFF) {
       StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
       if (wanted) {
-        if (!is_from(ahead, owner_in)) ahead = await_word(row_in, base + part + lane, owner_in);
+        if (!is_from(ahead, owner_in)) ahead = await_word(row, base + part + lane, owner_in);
         Scaled z = unpack_state(ahead);
         top = StoredState{z.f, z.n};
       }
       if (lane < HANDOFF) shared.top[lane] = top;
       wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
-      if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
+      if (wanted) ahead = load_word(row, base + part + HANDOFF + lane);
       warp_barrier();
 #if MODE == 2
       seek_costs(costs, y_at, base + part);
@@ -208,7 +207,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       auto walk = [&](auto last_strip) {
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
           const i32 step = base + part + eight;
-          if (p.save && step % CHECKPOINT == 0 && step <= last_step(s)) store_walker(saved_state(p, s, step / CHECKPOINT), w);
+          if (step % CHECKPOINT == 0 && step <= last_step(s)) keep_walker(p, s, step / CHECKPOINT, w);
           const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, step);
           UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
             real cost[LANE_ROWS];
@@ -229,7 +228,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       i32 column = base + part + lane - (STRIP_ROWS - 1);
       if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
         StoredState z = shared.bottom[lane];
-        store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
+        store_word(row, column, pack_state(Scaled{z.f, z.n}, owner_out));
         if (p.save) bound[column] = z;
       }
       if (end >= base + part && end < base + part + HANDOFF) {
@@ -378,7 +377,7 @@ DEVICE Provisions provisions_of(const Params& p, const Strip& s, const StoredSta
     i32 at = column + (i - LANE_ROWS) * 32;
     ahead.y[i] = y[at < 0 ? 0 : at < s.m ? at : s.m - 1];
   }
-  ahead.start = load_walker(saved_state(p, s, checkpoint));
+  ahead.start = kept_walker(p, s, checkpoint);
   return ahead;
 }
 #endif
@@ -388,7 +387,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const i32 lane = (i32)lane_index();
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
   const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
-  const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
+  const HandoffRow row = handoff_row(p, s.pair);
   const StoredState* bound = saved_bound(p, s, s.index - 1);
   const double value = (double)((const result_type*)p.value)[s.pair];
   const double grad = (double)((const result_type*)p.grad)[s.pair * p.grad_stride];
@@ -416,7 +415,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if MODE == 2
   Provisions next = provisions_of(p, s, bound, y, last_step(s) / CHECKPOINT);
 #endif
-  for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= s.first_column / CHECKPOINT; checkpoint--) {
+  for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= first_checkpoint(s); checkpoint--) {
     const i32 base = checkpoint * CHECKPOINT;
     warp_barrier();
 #if MODE == 2
@@ -427,13 +426,13 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       shared.y[i * 32 + lane] = column >= 0 && column < s.m ? to_float(next.y[i]) : reference;
     }
     const float* y_at = shared.y + STRIP_ROWS - base;
-    if (checkpoint > s.first_column / CHECKPOINT) next = provisions_of(p, s, bound, y, checkpoint - 1);
+    if (checkpoint > first_checkpoint(s)) next = provisions_of(p, s, bound, y, checkpoint - 1);
 #else
     for (i32 i = lane; i < CHECKPOINT; i += 32) {
       bool there = s.index > 0 && in_band(s, s.first_row - 1, base + i);
       shared.top[i] = there ? bound[base + i] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
     }
-    const Walker start = load_walker(saved_state(p, s, checkpoint));
+    const Walker start = kept_walker(p, s, checkpoint);
 #endif
     i32 subwalk = (last_step(s) - base) / SUBWALK;
     if (subwalk > SUBWALKS - 1) subwalk = SUBWALKS - 1;
@@ -461,7 +460,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
     for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
       const i32 first = base + subwalk * SUBWALK;
 #if SUBWALKS > 2
-      if (!resumed) w = load_walker(subwalk > 0 ? shared.states[subwalk - 1] : saved_state(p, s, checkpoint));
+      if (!resumed) w = subwalk > 0 ? load_walker(shared.states[subwalk - 1]) : kept_walker(p, s, checkpoint);
 #else
       if (!resumed) w = start;
 #endif
@@ -469,7 +468,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       const i32 flow_column = first + lane - (STRIP_ROWS - 1);
       const bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
       RowWord ahead{};
-      if (wanted) ahead = load_word(row_in, flow_column);
+      if (wanted) ahead = load_word(row, flow_column);
 #if MODE == 2
       seek_costs(costs, y_at, first);
 #endif
@@ -493,7 +492,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         }
         if (eight & 8) renormalize(w);
       }
-      if (wanted && !is_from(ahead, owner_in)) ahead = await_word(row_in, flow_column, owner_in);
+      if (wanted && !is_from(ahead, owner_in)) ahead = await_word(row, flow_column, owner_in);
       if (lane < SUBWALK) shared.flow_in[lane] = wanted ? unpack_flow(ahead) : Flow{};
 #if MODE == 1
       i32 leftmost = (first - (STRIP_ROWS - 1)) / 32;
@@ -589,7 +588,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column)
           store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * out.y), p.grad_y_wide);
 #endif
-        if (s.index > 0 && passes_up(s, s.first_row, column)) store_word(row_out, column, pack_flow(out, owner_out));
+        if (s.index > 0 && passes_up(s, s.first_row, column)) store_word(row, column, pack_flow(out, owner_out));
       }
 #if MODE == 1
       if (first % 32 == 0) pass_turn(p, s, walk_index, first / 32);

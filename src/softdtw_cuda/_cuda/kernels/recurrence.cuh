@@ -25,8 +25,8 @@ struct Params {
   u8* states;               // saved lane states, one per checkpoint of each strip
   u8* bounds;               // saved bottom row of each strip
   u8* scratch;              // the words below that are all ones at first; null when nobody will need them again
-  u8* rows;                 // two hand-off rows per pair, all ones at first
-  u8* more_rows;            // two more for the second half of wide words
+  u8* rows;                 // one hand-off row per pair, all ones at first
+  u8* more_rows;            // one more for the second half of wide words
   u32* tickets;             // one counter, all ones at first
   u32* other_tickets;       // the counter of the launch that follows, or came before
   u32* health;              // (B,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range;
@@ -35,7 +35,7 @@ struct Params {
   u32* turns;               // (B, column tiles) all ones; strips that have still to add to this part of grad_y
   i64 x_stride, y_stride;   // elements from one sample to the next, 0 for a broadcast sample
   i64 pair_bytes;           // from one pair's states (and bounds) to the next pair's
-  i64 row_bytes;            // from one pair's hand-off rows to the next pair's
+  i64 row_bytes;            // from one pair's hand-off row to the next pair's; 0 where no pair has several strips
   i64 more_row_bytes;
   i64 scratch_bytes;        // a multiple of 16
   i64 grad_stride;          // of `grad`; 0 when one number stands for all samples
@@ -238,13 +238,14 @@ DEVICE i32 last_step(const Strip& s) { return s.last_column + (s.last_row - s.fi
 
 // ---- hand-off between strips
 // Strip k passes one row to the next strip in the order of the walk (downwards in the forward, upwards in the
-// backward) through row buffer k % 2 of its pair. Each word carries k, so a reader knows whose it is; the buffers start
-// as all ones, which is no strip. No fence is needed: each half of a word carries k beside what it vouches for, a half is
+// backward) through its pair's row buffer. Each word carries k, so a reader knows whose it is; the buffer starts as all
+// ones, which is no strip. No fence is needed: each half of a word carries k beside what it vouches for, a half is
 // one indivisible 8-byte access however the compiler arranges it, and nothing else is read on the strength of it.
 //
-// Why a word is not overwritten before it is read: strip k + 2 stores a column only after it has read strip k + 1's
-// word there, which strip k + 1 computed after reading strip k's. A band does not change that: a column that is inside
-// the band for rows of strips k and k + 2 is inside it for those of k + 1.
+// Why a word is not overwritten before it is read: strip k's word has one reader, strip k + 1, and the next to store
+// there is that same strip, STRIP_ROWS - 1 steps after the step that needed the word. A band does not change that:
+// whether a column's word is stored and whether it is read is one question, asked in the same words (in_band of the
+// upper strip's last row, passes_up of the lower strip's first), so a strip has read whatever the one before it stored.
 //
 // Why it cannot hang: strips are handed out by a ticket in the order of the walk, so the strip being waited for holds
 // an earlier ticket and is running or done; the first strip of a pair waits for nobody; a reader waits only for columns
@@ -295,12 +296,11 @@ DEVICE bool passes_up(const Strip& s, i32 row, i32 column) {
   return column >= 0 && (in_band(s, row, column) || in_band(s, row, column + 1));
 }
 
-DEVICE HandoffRow handoff_row(const Params& p, i32 pair, i32 walk_index) {
+DEVICE HandoffRow handoff_row(const Params& p, i32 pair) {
   HandoffRow row;
-  i64 offset = (i64)(walk_index & 1) * p.m;
-  row.first = (Word4*)(p.rows + pair * p.row_bytes) + offset;
+  row.first = (Word4*)(p.rows + pair * p.row_bytes);
 #if WIDE
-  row.second = (Word4*)(p.more_rows + pair * p.more_row_bytes) + offset;
+  row.second = (Word4*)(p.more_rows + pair * p.more_row_bytes);
 #endif
   return row;
 }
@@ -345,11 +345,11 @@ DEVICE void await_token(const u32* token, u32 wanted) {
 }
 DEVICE void clear_rows(const Params& p, i32 pair, bool further) {
   const Word4 ones{~0u, ~0u, ~0u, ~0u};
-  const HandoffRow rows = handoff_row(p, pair, 0);
+  const HandoffRow row = handoff_row(p, pair);
   if (p.row_bytes)
-    for (i32 i = (i32)lane_index(); i < 2 * p.m; i += 32) {
-      rows.first[i] = ones;
-      if (further) rows.second[i] = ones;
+    for (i32 i = (i32)lane_index(); i < p.m; i += 32) {
+      row.first[i] = ones;
+      if (further) row.second[i] = ones;
     }
   if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = ~0u;
 }

@@ -717,32 +717,31 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 
   // The walker.
   const u32 owner_in = (u32)(s.index - 1), owner_out = (u32)s.index;
-  const HandoffRow row_in = handoff_row(p, s.pair, s.index - 1), row_out = handoff_row(p, s.pair, s.index);
+  const HandoffRow row = handoff_row(p, s.pair);
   StoredState* bound = saved_bound(p, s, s.index);
-  Walker w = fresh_walker();
-  if (s.index == 0 && lane == 0) w.above = one();
+  Walker w = first_walker(s);
   const i32 end = s.is_last ? final_step(s) : -1;
   Scaled result = no_path();
   const i32 leaving = s.is_last ? s.n - 1 - s.first_row : STRIP_ROWS - 1;
   // The row above is asked for one part ahead; only if it was not there yet is it polled.
   RowWord ahead{};
   bool wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, begin * 32 + lane);
-  if (wanted) ahead = load_word(row_in, begin * 32 + lane);
+  if (wanted) ahead = load_word(row, begin * 32 + lane);
   block_barrier();
   for (i32 chunk = begin; chunk <= finish; chunk++) {
     const i32 base = chunk * 32;
     const Step* costs = shared.costs + ring_start(chunk, FORWARD_CHUNKS);
-    if (p.save && chunk % CHUNKS_PER_CHECKPOINT == 0) store_walker(saved_state(p, s, chunk / CHUNKS_PER_CHECKPOINT), w);
+    if (chunk % CHUNKS_PER_CHECKPOINT == 0) keep_walker(p, s, chunk / CHUNKS_PER_CHECKPOINT, w);
     UNROLL_BY(1) for (i32 part = 0; part < 32; part += HANDOFF) {
       StoredState top{(real)EMPTY_FRACTION, (exponent)NO_PATH};
       if (wanted) {
-        if (!is_from(ahead, owner_in)) ahead = await_word(row_in, base + part + lane, owner_in);
+        if (!is_from(ahead, owner_in)) ahead = await_word(row, base + part + lane, owner_in);
         Scaled z = unpack_state(ahead);
         top = StoredState{z.f, z.n};
       }
       if (lane < HANDOFF) shared.top[lane] = top;
       wanted = s.index > 0 && lane < HANDOFF && in_band(s, s.first_row - 1, base + part + HANDOFF + lane);
-      if (wanted) ahead = load_word(row_in, base + part + HANDOFF + lane);
+      if (wanted) ahead = load_word(row, base + part + HANDOFF + lane);
       warp_barrier();
       // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
       auto walk = [&](auto last_strip) {
@@ -765,7 +764,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
       i32 column = base + part + lane - (STRIP_ROWS - 1);
       if (!s.is_last && lane < HANDOFF && in_band(s, s.first_row + STRIP_ROWS - 1, column)) {
         StoredState z = shared.bottom[lane];
-        store_word(row_out, column, pack_state(Scaled{z.f, z.n}, owner_out));
+        store_word(row, column, pack_state(Scaled{z.f, z.n}, owner_out));
         if (p.save) bound[column] = z;
       }
       if (end >= base + part && end < base + part + HANDOFF) {
@@ -1228,8 +1227,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
 
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
-  const i32 last_checkpoint = last_step(s) / CHECKPOINT, first_checkpoint = s.first_column / CHECKPOINT;
-  const i32 chunks = (last_checkpoint - first_checkpoint + 1) * CHUNKS_PER_CHECKPOINT;
+  const i32 last_checkpoint = last_step(s) / CHECKPOINT;
+  const i32 chunks = (last_checkpoint - first_checkpoint(s) + 1) * CHUNKS_PER_CHECKPOINT;
   const i32 top_chunk = (last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
   // Slot t: recompute does chunk t of its order while t < chunks; the sweep is CHUNKS_PER_CHECKPOINT slots behind and
   // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
@@ -1245,7 +1244,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       bool there = s.index > 0 && in_band(s, s.first_row - 1, chunk * 32 + lane);
       return there ? bound[chunk * 32 + lane] : StoredState{(real)EMPTY_FRACTION, (exponent)NO_PATH};
     };
-    Walker w = fresh_walker(), next = load_walker(saved_state(p, s, last_checkpoint));
+    Walker w = fresh_walker(), next = kept_walker(p, s, last_checkpoint);
     StoredState top = top_of(last_checkpoint * CHUNKS_PER_CHECKPOINT);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
@@ -1254,7 +1253,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub;
         if (sub == 0) {
           w = next;
-          if (last_checkpoint - order > first_checkpoint) next = load_walker(saved_state(p, s, last_checkpoint - order - 1));
+          if (last_checkpoint - order > first_checkpoint(s)) next = kept_walker(p, s, last_checkpoint - order - 1);
         }
         shared.top[lane] = top;
         const i32 following = sub + 1 < CHUNKS_PER_CHECKPOINT ? chunk + 1 : chunk + 1 - 2 * CHUNKS_PER_CHECKPOINT;
@@ -1283,7 +1282,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     }
   } else if (duty.role == SWEEP) {
     const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
-    const HandoffRow row_in = handoff_row(p, s.pair, walk_index - 1), row_out = handoff_row(p, s.pair, walk_index);
+    const HandoffRow row = handoff_row(p, s.pair);
     const float value = ((const float*)p.value)[s.pair];
     const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
     const i32 end = s.is_last ? final_step(s) : -1;
@@ -1292,7 +1291,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
     bool wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
     RowWord ahead{};
-    if (wanted) ahead = load_word(row_in, column);
+    if (wanted) ahead = load_word(row, column);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
       const i32 behind = slot - CHUNKS_PER_CHECKPOINT;
@@ -1303,13 +1302,13 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         float passed_up = 0.0f;
         if (wanted) {
           column = base + lane - (STRIP_ROWS - 1);
-          if (!is_from(ahead, owner_in)) ahead = await_word(row_in, column, owner_in);
+          if (!is_from(ahead, owner_in)) ahead = await_word(row, column, owner_in);
           passed_up = unpack_flow(ahead).pass;
         }
         shared.passed_in[lane] = passed_up;
         column = base - 32 + lane - (STRIP_ROWS - 1);
         wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
-        if (wanted) ahead = load_word(row_in, column);
+        if (wanted) ahead = load_word(row, column);
         warp_barrier();
         Step* align = shared.align + ring_start(chunk, ALIGN_CHUNKS);
         auto sweep_eight = [&](auto with_end, i32 eight) {
@@ -1344,7 +1343,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         }
         warp_barrier();
         if (s.index > 0 && passes_up(s, s.first_row, base + lane))
-          store_word(row_out, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
+          store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
       }
       block_barrier();
     }

@@ -42,10 +42,23 @@ DEVICE Walker load_walker(const StoredState* slots) {
   w.above = Scaled{v.f, v.n};
   return w;
 }
-// Checkpoints and bottom rows are kept from the band's first column on.
+// Checkpoints and bottom rows are kept from the band's first column on. A strip's first checkpoint is where its walk
+// starts, so it is known and not kept.
+DEVICE i32 first_checkpoint(const Strip& s) { return s.first_column / CHECKPOINT; }
+DEVICE Walker first_walker(const Strip& s) {
+  Walker w = fresh_walker();
+  if (s.index == 0 && lane_index() == 0) w.above = one();
+  return w;
+}
 DEVICE StoredState* saved_state(const Params& p, const Strip& s, i32 checkpoint) {
   StoredState* states = (StoredState*)(p.states + s.pair * p.pair_bytes);
-  return states + ((i64)s.index * p.checkpoints + checkpoint - s.first_column / CHECKPOINT) * (STATE_SLOTS * 32);
+  return states + ((i64)s.index * p.checkpoints + checkpoint - first_checkpoint(s) - 1) * (STATE_SLOTS * 32);
+}
+DEVICE void keep_walker(const Params& p, const Strip& s, i32 checkpoint, const Walker& w) {
+  if (p.save && checkpoint > first_checkpoint(s)) store_walker(saved_state(p, s, checkpoint), w);
+}
+DEVICE Walker kept_walker(const Params& p, const Strip& s, i32 checkpoint) {
+  return checkpoint > first_checkpoint(s) ? load_walker(saved_state(p, s, checkpoint)) : first_walker(s);
 }
 // Strip `index`'s bottom row, to be indexed by column.
 DEVICE StoredState* saved_bound(const Params& p, const Strip& s, i32 index) {
