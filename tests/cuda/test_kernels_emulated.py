@@ -598,6 +598,31 @@ def test_one_cost_beyond_the_range_on_a_path_within_it(compute: Compute, case: C
     assert_right(case, given, answer)
 
 
+@pytest.mark.parametrize("gamma", [1e-2, 1e-3, 1e-4])
+def test_packed_checkpoints_hold_neighbours_far_apart(compute: Compute, gamma: float) -> None:
+    """At D = 1 differences of exponents take 17 bits of a checkpoint, or 24 where gamma is small."""
+    case = Case(2, 150, 130, 1, gamma=gamma)
+    given = inputs_of(case)
+    answer = compute(case, given)
+    assert case.plan.main.packed
+    assert unhealthy(case, answer.state) == [False, False]
+    assert_right(case, given, answer)
+
+
+def test_neighbours_too_far_apart_for_a_packed_checkpoint(compute: Compute) -> None:
+    """x goes with y from step 11 on at no cost; each earlier step of y costs 5e5 bits at every step of x."""
+    case = Case(2, 150, 130, 1, gamma=math.log2(math.e) / 5e5)
+    given = inputs_of(case)
+    assert given.y is not None
+    given.x[0], given.y[0] = 0.0, 0.0
+    given.y[0, :11] = 1.0  # an odd number puts cells of both kinds into one lane
+    given.x[1] *= 1e-3
+    given.y[1] *= 1e-3
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [True, False]
+    assert_right(case, given, answer)
+
+
 # ---- broken and forbidden
 
 

@@ -45,6 +45,9 @@ TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
 
+PACKED_LANE_BYTES = 22
+"""What a checkpoint of two rows of a lane takes when it is packed."""
+
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
 WIDE_SUBWALK = 16
@@ -74,6 +77,7 @@ class Kernel:
     checkpoint: int
     handoff: int
     subwalk: int = 0
+    packed: bool = False
     dims: int = 1
     sliced: bool = False
     fit: int = 0
@@ -133,6 +137,7 @@ class Kernel:
             "LANE_ROWS": self.lane_rows,
             "CHECKPOINT": self.checkpoint,
             "HANDOFF": self.handoff,
+            "PACKED": int(self.packed),
             "FORWARD_SHARED": self.forward_shared,
             "BACKWARD_SHARED": self.backward_shared,
         }
@@ -165,7 +170,8 @@ class Kernel:
 
     def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Lane states of one pair: two anti-diagonals per checkpoint of each strip."""
-        return self.strips(n) * self.checkpoints(m, bandwidth) * 2 * self.strip_rows * self.word_bytes
+        each = 32 * PACKED_LANE_BYTES if self.packed else 2 * self.strip_rows * self.word_bytes
+        return self.strips(n) * self.checkpoints(m, bandwidth) * each
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Everything saved of one pair: states, then the bottom row of each strip but the last."""
@@ -302,9 +308,12 @@ def choose(
             False,
             banded,
             1 if short else 2,
-            checkpoint=64,
+            # A checkpoint as often as the backward can keep shares: no step is walked more than once there.
+            # Packed, these are as many bytes as every 48 steps would take unpacked.
+            checkpoint=64 if short or banded else 32,
             subwalk=32,
             handoff=32,
+            packed=not (short or banded),
         )
         return Plan(kernel, wide)
     checkpoint = 64 if device.shared_bytes >= 160 * 1024 else 32

@@ -207,7 +207,11 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       auto walk = [&](auto last_strip) {
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
           const i32 step = base + part + eight;
+#if MODE == 2
+          if (step % CHECKPOINT == 0 && step <= last_step(s)) bad |= !keep_walker(p, s, step / CHECKPOINT, w);
+#else
           if (step % CHECKPOINT == 0 && step <= last_step(s)) keep_walker(p, s, step / CHECKPOINT, w);
+#endif
           const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, step);
           UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
             real cost[LANE_ROWS];
@@ -309,7 +313,7 @@ struct alignas(64) BackwardShared {
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
 #if SUBWALKS > 2
-  StoredState states[SUBWALKS - 2][STATE_SLOTS * 32];  // at the begin of subwalks 1 and on, the last excepted
+  SavedStates states[SUBWALKS - 2];  // at the begin of subwalks 1 and on, the last excepted
 #endif
 #if MODE == 2
   float y[STRIP_ROWS + CHECKPOINT];
@@ -441,7 +445,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if SUBWALKS > 1
     for (i32 i = 0; i < subwalk; i++) {
 #if SUBWALKS > 2
-      if (i > 0) store_walker(shared.states[i - 1], w);
+      if (i > 0) store_walker(&shared.states[i - 1], w);
 #endif
 #if MODE == 2
       seek_costs(costs, y_at, base + i * SUBWALK);
@@ -460,7 +464,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
     for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
       const i32 first = base + subwalk * SUBWALK;
 #if SUBWALKS > 2
-      if (!resumed) w = subwalk > 0 ? load_walker(shared.states[subwalk - 1]) : kept_walker(p, s, checkpoint);
+      if (!resumed) w = subwalk > 0 ? load_walker(&shared.states[subwalk - 1]) : kept_walker(p, s, checkpoint);
 #else
       if (!resumed) w = start;
 #endif
