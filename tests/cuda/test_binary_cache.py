@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from softdtw_cuda._cuda import compile as compiling
-from softdtw_cuda._cuda import config
-from softdtw_cuda._cuda.config import Kernel
+from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
 BINARY = bytes(range(256)) * 40
@@ -30,12 +30,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, str]]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, str, str]]:
     """What was compiled; the compiler is played by a constant."""
-    calls: list[tuple[Kernel, str]] = []
+    calls: list[tuple[Kernel, str, str]] = []
 
-    def compile_source(kernel: Kernel, architecture: str, log: Any = None) -> bytes:
-        calls.append((kernel, architecture))
+    def compile_source(kernel: Kernel, part: str, architecture: str, log: Any = None) -> bytes:
+        calls.append((kernel, part, architecture))
         return BINARY
 
     monkeypatch.setattr(compiling, "compile_source", compile_source)
@@ -45,33 +45,36 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, str]]:
 
 class TestKey:
     def test_it_depends_on_options_architecture_and_compiler(self) -> None:
-        key = compiling.cache_key(KERNEL, "sm_90", "12.9")
+        key = compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9")
         others = [
-            compiling.cache_key(KERNEL, "sm_80", "12.9"),
-            compiling.cache_key(KERNEL, "sm_90", "13.0"),
+            compiling.cache_key(KERNEL, BACKWARD, "sm_90", "12.9"),
+            compiling.cache_key(KERNEL, FORWARD, "sm_80", "12.9"),
+            compiling.cache_key(KERNEL, FORWARD, "sm_90", "13.0"),
             *(
-                compiling.cache_key(replace(KERNEL, **{field: getattr(KERNEL, field) + 1}), "sm_90", "12.9")
+                compiling.cache_key(
+                    replace(KERNEL, **{field: getattr(KERNEL, field) + 1}), FORWARD, "sm_90", "12.9"
+                )
                 for field in ("input_code", "banded", "lane_rows", "checkpoint", "dims", "forward_blocks")
             ),
         ]
         assert len({key, *others}) == 1 + len(others)
-        assert key == compiling.cache_key(replace(KERNEL), "sm_90", "12.9")
+        assert key == compiling.cache_key(replace(KERNEL), FORWARD, "sm_90", "12.9")
 
     @pytest.mark.parametrize("part", ["tiled.cu", "primitives.cuh", "recurrence.cuh", "walker.cuh"])
     def test_it_depends_on_every_source(
         self, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        before = compiling.cache_key(KERNEL, "sm_90", "12.9")
+        before = compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9")
         for source in compiling._KERNELS.iterdir():
             if source.is_file():
                 (tmp_path / source.name).write_bytes(source.read_bytes())
         monkeypatch.setattr(compiling, "_KERNELS", tmp_path)
         compiling.source_text.cache_clear()
         try:
-            assert compiling.cache_key(KERNEL, "sm_90", "12.9") == before
+            assert compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9") == before
             (tmp_path / part).write_text((tmp_path / part).read_text() + "\n// changed\n")
             compiling.source_text.cache_clear()
-            assert compiling.cache_key(KERNEL, "sm_90", "12.9") != before
+            assert compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9") != before
         finally:
             compiling.source_text.cache_clear()
 
@@ -93,7 +96,7 @@ class TestFolder:
         assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
 
     def test_a_user_without_a_home(
-        self, monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[Kernel, str]]
+        self, monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[Kernel, str, str]]
     ) -> None:
         """A container may run under a user id that the password file does not know."""
         for name in ("SOFTDTW_CUDA_CACHE", "XDG_CACHE_HOME"):
@@ -103,25 +106,26 @@ class TestFolder:
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.setattr(Path, "home", no_home)
-        assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+        assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
 
 
 @pytest.mark.usefixtures("folder")
-def test_it_compiles_once(compiled: list[tuple[Kernel, str]]) -> None:
+def test_it_compiles_once(compiled: list[tuple[Kernel, str, str]]) -> None:
     for _ in range(3):
-        assert compiling.binary_of(KERNEL, "sm_90") == BINARY
-    assert compiled == [(KERNEL, "sm_90")]
-    compiling.binary_of(KERNEL, "sm_80")
-    compiling.binary_of(replace(KERNEL, banded=True), "sm_90")
-    assert len(compiled) == 3
+        assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
+    assert compiled == [(KERNEL, FORWARD, "sm_90")]
+    compiling.binary_of(KERNEL, FORWARD, "sm_80")
+    compiling.binary_of(replace(KERNEL, banded=True), FORWARD, "sm_90")
+    compiling.binary_of(KERNEL, BACKWARD, "sm_90")
+    assert len(compiled) == 4
 
 
 def test_another_compiler_compiles_again(
-    folder: Path, compiled: list[tuple[Kernel, str]], monkeypatch: pytest.MonkeyPatch
+    folder: Path, compiled: list[tuple[Kernel, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling.binary_of(KERNEL, "sm_90")
+    compiling.binary_of(KERNEL, FORWARD, "sm_90")
     monkeypatch.setattr(compiling, "compiler_version", lambda: "13.0")
-    compiling.binary_of(KERNEL, "sm_90")
+    compiling.binary_of(KERNEL, FORWARD, "sm_90")
     assert len(compiled) == 2
     assert len(list(folder.iterdir())) == 2
 
@@ -140,15 +144,15 @@ def test_another_compiler_compiles_again(
     ],
     ids=["empty", "short", "checksum-only", "truncated", "longer", "flipped", "checksum-flipped", "foreign"],
 )
-def test_a_damaged_file_is_replaced(folder: Path, compiled: list[tuple[Kernel, str]], damage: Any) -> None:
-    compiling.binary_of(KERNEL, "sm_90")
+def test_a_damaged_file_is_replaced(folder: Path, compiled: list, damage: Any) -> None:
+    compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     whole = stored.read_bytes()
     stored.write_bytes(damage(whole))
-    assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+    assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
     assert len(compiled) == 2
     assert stored.read_bytes() == whole
-    compiling.binary_of(KERNEL, "sm_90")
+    compiling.binary_of(KERNEL, FORWARD, "sm_90")
     assert len(compiled) == 2
 
 
@@ -159,14 +163,14 @@ class TestUnusableFolder:
         (tmp_path / "file").write_text("not a folder")
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
             monkeypatch.setenv("SOFTDTW_CUDA_CACHE", str(place))
-            assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+            assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert (tmp_path / "file").read_text() == "not a folder"
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
     def test_it_cannot_be_written(self, folder: Path, compiled: list) -> None:
         folder.mkdir(parents=True)
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-        assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+        assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert list(folder.iterdir()) == []
 
     @pytest.mark.parametrize("call", ["replace", "fdopen"])
@@ -177,11 +181,11 @@ class TestUnusableFolder:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(compiling.os, call, fail)
-        assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+        assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert list(folder.iterdir()) == [], "no half-written file stays behind"
 
 
-def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str]]) -> None:
+def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str, str]]) -> None:
     """Threads stand for processes: nothing in the process is shared between two calls but the folder."""
     path = folder / "binary.cubin"
     wrong = []
@@ -192,7 +196,7 @@ def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str]]) -> None:
                 compiling.write_cached(path, BINARY)
             elif compiling.read_cached(path) not in (None, BINARY):
                 wrong.append(number)
-            assert compiling.binary_of(KERNEL, "sm_90") == BINARY
+            assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -202,18 +206,63 @@ def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str]]) -> None:
 
 
 def test_what_is_stored_is_a_checksum_and_the_binary(folder: Path, compiled: list) -> None:
-    compiling.binary_of(KERNEL, "sm_90")
+    compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     assert stored.read_bytes() == hashlib.sha256(BINARY).digest() + BINARY
-    assert stored.name == f"{compiling.cache_key(KERNEL, 'sm_90', '12.9')}.cubin"
+    assert stored.name == f"{compiling.cache_key(KERNEL, FORWARD, 'sm_90', '12.9')}.cubin"
+
+
+class TestAhead:
+    """The first call of a training step begins to compile all that the step will need."""
+
+    @pytest.fixture
+    def begun(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, str]]:
+        calls: list[tuple[Kernel, str]] = []
+
+        def binary_of(kernel: Kernel, part: str, architecture: str) -> bytes:
+            calls.append((kernel, part))
+            if kernel.input_code == 3:
+                raise RuntimeError("no such compiler")
+            return f"{kernel.source} {part} {architecture}".encode()
+
+        monkeypatch.setattr(launch, "binary_of", binary_of)
+        return calls
+
+    def test_a_training_step(self, begun: list[tuple[Kernel, str]]) -> None:
+        gpu, companion = launch.Gpu(), config.wide_companion(KERNEL)
+        assert gpu._binary(KERNEL, FORWARD, "sm_90", save=True) == b"tiled forward sm_90"
+        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"inline forward sm_90"
+        assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
+        assert gpu._binary(companion, REDO, "sm_90", save=True) == b"inline redo sm_90"
+        needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, REDO)}
+        assert set(begun) == needed
+        assert len(begun) == 4, "each once"
+
+    def test_a_forward_alone(self, begun: list[tuple[Kernel, str]]) -> None:
+        launch.Gpu()._binary(KERNEL, FORWARD, "sm_90", save=False)
+        assert {part for _, part in begun} == {FORWARD}
+
+    def test_a_wide_kernel_has_no_companion(self, begun: list[tuple[Kernel, str]]) -> None:
+        wide = config.choose(False, 5, torch.float64, False, False, True, config.Device()).main
+        gpu = launch.Gpu()
+        for part in (FORWARD, BACKWARD):
+            gpu._binary(wide, part, "sm_90", save=True)
+        assert set(begun) == {(wide, FORWARD), (wide, BACKWARD)}
+
+    def test_a_failure_is_told_and_not_remembered(self, begun: list[tuple[Kernel, str]]) -> None:
+        kernel, gpu = replace(KERNEL, input_code=3), launch.Gpu()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no such compiler"):
+                gpu._binary(kernel, FORWARD, "sm_90", save=False)
+        assert begun.count((kernel, FORWARD)) == 2
 
 
 def test_a_real_binary(folder: Path) -> None:
     pytest.importorskip("cuda.core")
     kernel = config.choose(False, 1, torch.float32, False, True, True, config.Device()).main
-    binary = compiling.binary_of(kernel, "sm_90")
+    binary = compiling.binary_of(kernel, BACKWARD, "sm_90")
     assert binary[:4] == b"\x7fELF"
-    for part in kernel.parts:
-        assert kernel.name(part).encode() in binary
+    assert kernel.name(BACKWARD).encode() in binary
+    assert kernel.name(FORWARD).encode() not in binary
     (stored,) = folder.iterdir()
-    assert compiling.read_cached(stored) == binary == compiling.binary_of(kernel, "sm_90")
+    assert compiling.read_cached(stored) == binary == compiling.binary_of(kernel, BACKWARD, "sm_90")

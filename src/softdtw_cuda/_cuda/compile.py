@@ -1,8 +1,9 @@
 """Kernel sources to binaries: NVRTC through cuda.core, with a cache on disk.
 
-A binary is stored under a key of source text, options, architecture and compiler version, behind a checksum
-of its own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written
-is done without.
+Each part of a kernel (forward, backward) is a binary of its own, so that they can be compiled side by side.
+It is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
+own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written is
+done without.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from .config import Kernel
+from .config import BACKWARD, FORWARD, REDO, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
 _CHECKSUM_BYTES = 32
+_PART_CODES = {FORWARD: 1, BACKWARD: 2, REDO: 3}
 
 
 @functools.cache
@@ -48,11 +50,11 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
-def cache_key(kernel: Kernel, architecture: str, compiler: str) -> str:
+def cache_key(kernel: Kernel, part: str, architecture: str, compiler: str) -> str:
     """Names a binary by everything that it depends on."""
     options = repr(sorted(kernel.defines().items()))
-    parts = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    all_of_it = [source_text(f"{kernel.source}.cu"), options, part, architecture, compiler]
+    return hashlib.sha256("\0".join(all_of_it).encode()).hexdigest()
 
 
 def read_cached(path: Path) -> bytes | None:
@@ -78,22 +80,23 @@ def write_cached(path: Path, binary: bytes) -> None:
             os.unlink(temporary)
 
 
-def compile_source(kernel: Kernel, architecture: str, log: list[str] | None = None) -> bytes:
-    """Compiles one kernel for an architecture such as ``"sm_90"``; needs no GPU.
+def compile_source(kernel: Kernel, part: str, architecture: str, log: list[str] | None = None) -> bytes:
+    """Compiles one part of a kernel for an architecture such as ``"sm_90"``; needs no GPU.
 
     Args:
         kernel: which source, and its constants.
+        part: one of the kernel's parts.
         architecture: real architecture to make a binary for.
         log: receives the assembler's report on registers and spills, if given.
     """
     from cuda.core import Program, ProgramOptions
 
+    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
     options = ProgramOptions(
         arch=architecture,
         std="c++17",
         device_as_default_execution_space=True,  # older NVRTC asks for it on generic lambdas
-        split_compile=0,  # forward and backward side by side, on as many threads as there are processors
-        define_macro=[(name, str(value)) for name, value in kernel.defines().items()],
+        define_macro=[(name, str(value)) for name, value in macros.items()],
         ptxas_options=["-v"] if log is not None else None,
     )
     program = Program(source_text(f"{kernel.source}.cu"), "c++", options)
@@ -107,14 +110,14 @@ def compile_source(kernel: Kernel, architecture: str, log: list[str] | None = No
     return binary
 
 
-def binary_of(kernel: Kernel, architecture: str) -> bytes:
-    """The compiled kernel, from the cache if it is there."""
+def binary_of(kernel: Kernel, part: str, architecture: str) -> bytes:
+    """The compiled part of a kernel, from the cache if it is there."""
     folder = cache_folder()
     if folder is None:
-        return compile_source(kernel, architecture)
-    path = folder / f"{cache_key(kernel, architecture, compiler_version())}.cubin"
+        return compile_source(kernel, part, architecture)
+    path = folder / f"{cache_key(kernel, part, architecture, compiler_version())}.cubin"
     binary = read_cached(path)
     if binary is None:
-        binary = compile_source(kernel, architecture)
+        binary = compile_source(kernel, part, architecture)
         write_cached(path, binary)
     return binary

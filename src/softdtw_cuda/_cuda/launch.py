@@ -31,12 +31,12 @@ _MOST_BLOCKS = 2**31 - 1
 
 
 class _Loaded(NamedTuple):
-    """What a launch needs of a kernel's parts on one device; `module` keeps the handles alive."""
+    """What a launch needs of a part of a kernel on one device; `module` keeps the handle alive."""
 
     module: Any
-    handles: dict[str, int]
-    threads: dict[str, int]
-    shared: dict[str, int]
+    handle: int
+    threads: int
+    shared: int
 
 
 class Queue:
@@ -63,12 +63,14 @@ class Queue:
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
-        loaded = self._gpu.loaded.get((kernel, self._index)) or self._gpu.load(kernel, self._index)
+        loaded = self._gpu.loaded.get((kernel, part, self._index))
+        if loaded is None:
+            loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
         params.blocks = blocks
         arguments = ctypes.c_void_p(ctypes.addressof(params))
         status = self._gpu.launch_kernel(
-            *(loaded.handles[part], blocks, 1, 1, loaded.threads[part], 1, 1),
-            *(loaded.shared[part], self._stream, ctypes.addressof(arguments), None),
+            *(loaded.handle, blocks, 1, 1, loaded.threads, 1, 1),
+            *(loaded.shared, self._stream, ctypes.addressof(arguments), None),
         )
         self._check(status)
 
@@ -87,12 +89,12 @@ class Gpu:
     """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
 
     def __init__(self) -> None:
-        self.loaded: dict[tuple[Kernel, int], _Loaded] = {}
+        self.loaded: dict[tuple[Kernel, str, int], _Loaded] = {}
         self.threads = threading.local()
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.Lock()
-        self._compiling: dict[Kernel, Future[bytes]] = {}
+        self._compiling: dict[tuple[Kernel, str, str], Future[bytes]] = {}
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -108,52 +110,51 @@ class Gpu:
             self._open_driver()
         return Queue(self, device.index)
 
-    def load(self, kernel: Kernel, index: int) -> _Loaded:
-        """Compiles a kernel, or reads it from the cache, and loads it."""
+    def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
+        """Compiles a part of a kernel, or reads it from the cache, and loads it.
+
+        `save` says of a forward that a backward will follow it.
+        """
         with self._loading:
-            found = self.loaded.get((kernel, index))
+            found = self.loaded.get((kernel, part, index))
             if found is not None:
                 return found
             from cuda.bindings import driver
             from cuda.core import Device, ObjectCode
 
             properties = torch.cuda.get_device_properties(index)
-            binary = self._binary(kernel, f"sm_{properties.major}{properties.minor}")
+            binary = self._binary(kernel, part, f"sm_{properties.major}{properties.minor}", save)
+            shared = kernel.shared(part)
             with torch.cuda.device(index):
                 torch.cuda.current_stream(index).query()  # torch's context is the one to load into
                 Device(index).set_current()
                 module = ObjectCode.from_cubin(binary)
-                handles = {}
-                for part in kernel.parts:
-                    handle = driver.CUkernel(int(module.get_kernel(kernel.name(part)).handle))
-                    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                    shared = kernel.shared(part)
-                    (status,) = driver.cuKernelSetAttribute(attribute, shared, handle, driver.CUdevice(index))
-                    if status:
-                        raise RuntimeError(
-                            f"softdtw_cuda: {kernel.name(part)} needs {shared} bytes of shared memory, which "
-                            f"{properties.name} does not give: {status}"
-                        )
-                    handles[part] = int(handle)
-            parts = kernel.parts
-            made = _Loaded(
-                module,
-                handles,
-                {part: kernel.threads(part) for part in parts},
-                {part: kernel.shared(part) for part in parts},
-            )
-            self.loaded[kernel, index] = made
+                handle = driver.CUkernel(int(module.get_kernel(kernel.name(part)).handle))
+                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                (status,) = driver.cuKernelSetAttribute(attribute, shared, handle, driver.CUdevice(index))
+                if status:
+                    raise RuntimeError(
+                        f"softdtw_cuda: {kernel.name(part)} needs {shared} bytes of shared memory, which "
+                        f"{properties.name} does not give: {status}"
+                    )
+            made = _Loaded(module, int(handle), kernel.threads(part), shared)
+            self.loaded[kernel, part, index] = made
             return made
 
-    def _binary(self, kernel: Kernel, architecture: str) -> bytes:
-        """Compiles or reads a kernel; its wide companion, needed right after, is compiled beside it."""
+    def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:
+        """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
         companion = config.wide_companion(kernel)
-        if companion not in self._compiling and companion != kernel:
-            with ThreadPoolExecutor(1) as pool:
-                self._compiling[companion] = pool.submit(binary_of, companion, architecture)
-                return binary_of(kernel, architecture)
-        started = self._compiling.get(kernel)
-        return binary_of(kernel, architecture) if started is None else started.result()
+        needed = [(kernel, part)]
+        if part == FORWARD and save:
+            needed.append((kernel, BACKWARD))
+        if companion != kernel:
+            needed += [(companion, REDO if of == BACKWARD else of) for _, of in needed]
+        new = [(*each, architecture) for each in needed if (*each, architecture) not in self._compiling]
+        if new:
+            pool = ThreadPoolExecutor(len(new))
+            self._compiling |= {each: pool.submit(binary_of, *each) for each in new}
+            pool.shutdown(wait=False)
+        return self._compiling.pop((kernel, part, architecture)).result()
 
     def _open_driver(self) -> None:
         """The two driver calls that every launch makes, by ctypes; the first thing to miss cuda-core."""

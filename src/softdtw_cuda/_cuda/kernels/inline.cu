@@ -260,6 +260,7 @@ static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for to
 #else
 #define FORWARD_BLOCKS 20  // five warps to a scheduler
 #endif
+#if HAS_FORWARD
 KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   ForwardShared& shared = *(ForwardShared*)memory;
@@ -295,6 +296,7 @@ KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const 
 #endif
   } while (p.redo);
 }
+#endif
 
 // ---- backward
 // At D = 1 the gradient of y rides along: each row adds its share to the y of its column and passes it up, strip
@@ -619,6 +621,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 }
 
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+#if HAS_BACKWARD
 KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   BackwardShared& shared = *(BackwardShared*)memory;
@@ -628,8 +631,9 @@ KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
   const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
   if ((p.health[s.pair] & 1u) && s.valid && s.present) backward_strip(p, s, shared);
 }
+#endif
 
-#if WIDE
+#if WIDE && HAS_REDO
 // The backward of flagged pairs. The forward's second walk kept nothing, so they are walked forwards once more, with wide
 // states in the pair's own place, and then backwards; tickets of the first walk come before all of the second.
 static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the walks share their memory");

@@ -7,7 +7,14 @@
 //   INPUT      0 float32, 1 float64, 2 float16, 3 bfloat16
 //   LANE_ROWS  rows per lane; a strip is 32 * LANE_ROWS rows
 //   BANDED     1 when cells can be forbidden (Sakoe-Chiba band, infinite costs)
+//   PART       the one kernel of the source that is wanted, so that several compilers can work side by side; 0 for all
 #pragma once
+#ifndef PART
+#define PART 0
+#endif
+#define HAS_FORWARD (PART == 0 || PART == 1)
+#define HAS_BACKWARD (PART == 0 || PART == 2)
+#define HAS_REDO (PART == 0 || PART == 3)
 
 #define STRIP_ROWS (32 * LANE_ROWS)
 

@@ -677,6 +677,7 @@ struct alignas(16) ForwardShared {
 };
 
 static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+#if HAS_FORWARD
 KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   ForwardShared& shared = *(ForwardShared*)memory;
@@ -780,6 +781,7 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
     report(p, s, result.n >= 1 << 29);
   }
 }
+#endif
 
 // ---- backward
 #define KEEP_LEFT BANDED
@@ -1209,6 +1211,7 @@ DEVICE Duty duty_of(i32 warp) {
   }
 }
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+#if HAS_BACKWARD
 KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
   BackwardShared& shared = *(BackwardShared*)memory;
@@ -1422,3 +1425,4 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     for (i32 slot = 0; slot < slots; slot++) block_barrier();
   }
 }
+#endif
