@@ -28,7 +28,7 @@ START_LIMIT_S = 300.0
 """For imports and, on a fresh machine, the compilation of the kernels."""
 ROUNDS = 3
 MEBIBYTE = 1 << 20
-LARGE_CELLS = 1 << 30
+LARGE_CELLS = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,9 @@ class Runner:
                     continue
                 for method, times in answer["times"].items():
                     samples[name].setdefault(method, []).extend(times)
-        for worker in ready:
-            worker.ask(do="release")
+        for worker in group:
+            if worker in ready or outcomes[worker.provider.name]["status"] == "oom":
+                worker.ask(do="release")
         rows: list[records.Row] = []
         for worker in group:
             name = worker.provider.name

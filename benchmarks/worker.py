@@ -228,6 +228,8 @@ class Worker:
             except RuntimeError as error:
                 answer["note"] = f"{NO_GRAPH}: {first_line(error)}"
                 self._recover(job, answer["note"])
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # the next provider gets the whole card
         return answer
 
     def _recover(self, job: Job, reason: str) -> None:
@@ -251,7 +253,7 @@ class Worker:
             seconds /= 2
         times["CUDA events"] = job.event_times(job.step, seconds)
         job.wait()
-        torch.cuda.empty_cache()  # the next provider gets the whole card
+        torch.cuda.empty_cache()
         return {"times": times}
 
     def release(self) -> dict[str, Any]:
