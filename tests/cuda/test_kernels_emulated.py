@@ -598,28 +598,38 @@ def test_one_cost_beyond_the_range_on_a_path_within_it(compute: Compute, case: C
     assert_right(case, given, answer)
 
 
-@pytest.mark.parametrize("gamma", [1e-2, 1e-3, 1e-4])
-def test_packed_checkpoints_hold_neighbours_far_apart(compute: Compute, gamma: float) -> None:
-    """At D = 1 differences of exponents take 17 bits of a checkpoint, or 24 where gamma is small."""
-    case = Case(2, 150, 130, 1, gamma=gamma)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(2, 150, 130, 1, gamma=gamma) for gamma in (1e-2, 1e-3, 1e-4)),
+        Case(4, 256, 256, 1, gamma=1e-4),  # row 0 is 2^23 away from row 1 before its end
+    ],
+    ids=str,
+)
+def test_packed_checkpoints_hold_neighbours_far_apart(compute: Compute, case: Case) -> None:
+    """At D = 1 exponents are kept as differences, of 17, 23 or 30 bits, and none is too far for that."""
     given = inputs_of(case)
     answer = compute(case, given)
     assert case.plan.main.packed
-    assert unhealthy(case, answer.state) == [False, False]
+    assert unhealthy(case, answer.state) == [False] * case.batch
     assert_right(case, given, answer)
+    unsaved, _ = forward(case, given, save=False)
+    assert torch.equal(unsaved, answer.value)
 
 
-def test_neighbours_too_far_apart_for_a_packed_checkpoint(compute: Compute) -> None:
-    """x goes with y from step 11 on at no cost; each earlier step of y costs 5e5 bits at every step of x."""
+@pytest.mark.parametrize("far", [10, 11])
+def test_packed_checkpoints_hold_neighbours_very_far_apart(compute: Compute, far: int) -> None:
+    """Each of the first steps of y costs 5e5 bits at every step of x, the others nothing; an even and an odd
+    number put the border between lanes and into one."""
     case = Case(2, 150, 130, 1, gamma=math.log2(math.e) / 5e5)
     given = inputs_of(case)
     assert given.y is not None
     given.x[0], given.y[0] = 0.0, 0.0
-    given.y[0, :11] = 1.0  # an odd number puts cells of both kinds into one lane
+    given.y[0, :far] = 1.0
     given.x[1] *= 1e-3
     given.y[1] *= 1e-3
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [True, False]
+    assert unhealthy(case, answer.state) == [False, False]
     assert_right(case, given, answer)
 
 

@@ -137,6 +137,12 @@ template <class T> DEVICE T from_lane(T v, u32 lane, EMULATOR_SITE) {
 template <class T> DEVICE T from_lane_xor(T v, u32 mask, EMULATOR_SITE) {
   return emulator::shuffle(v, (lane_index() ^ mask) & 31u, emulator::Operation::from_lane_xor, file, line);
 }
+DEVICE bool any_lane(bool v, EMULATOR_SITE) {
+  u32 any = v;
+  for (u32 mask = 16; mask > 0; mask /= 2)
+    any |= emulator::shuffle(any, lane_index() ^ mask, emulator::Operation::any_lane, file, line);
+  return any != 0;
+}
 
 // ---- warps of a block
 DEVICE void block_barrier(EMULATOR_SITE) {

@@ -47,6 +47,7 @@ enum class Operation : uint8_t {
   from_lane_below,
   from_lane,
   from_lane_xor,
+  any_lane,
   block_barrier,
   group_barrier,
   mma_bf16,
@@ -67,6 +68,7 @@ enum class Operation : uint8_t {
 inline const char* name_of(Operation operation) {
   static const char* const names[] = {
       "nothing",     "warp_barrier",  "from_lane_above",  "from_lane_below",          "from_lane",     "from_lane_xor",
+      "any_lane",
       "block_barrier", "group_barrier", "mma_bf16", "mma_f16", "load_matrices", "load_matrices_transposed",
       "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "raise_to", "load_acquire",
       "store_release", "load_fresh"};

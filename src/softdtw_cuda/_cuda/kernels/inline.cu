@@ -207,11 +207,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       auto walk = [&](auto last_strip) {
         UNROLL_BY(1) for (i32 eight = 0; eight < HANDOFF; eight += 8) {
           const i32 step = base + part + eight;
-#if MODE == 2
-          if (step % CHECKPOINT == 0 && step <= last_step(s)) bad |= !keep_walker(p, s, step / CHECKPOINT, w);
-#else
           if (step % CHECKPOINT == 0 && step <= last_step(s)) keep_walker(p, s, step / CHECKPOINT, w);
-#endif
           const EightSteps ahead8 = read_ahead(shared.top + eight, Y_AT, step);
           UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
             real cost[LANE_ROWS];
@@ -370,7 +366,7 @@ static_assert(CHECKPOINT % 32 == 0 && SUBWALKS <= 2, "provisions are whole colum
 struct Provisions {
   StoredState top[CHECKPOINT / 32];
   element y[LANE_ROWS + CHECKPOINT / 32];
-  Walker start;
+  Fetched start;
 };
 DEVICE Provisions provisions_of(const Params& p, const Strip& s, const StoredState* bound, const element* y, i32 checkpoint) {
   Provisions ahead;
@@ -383,7 +379,7 @@ DEVICE Provisions provisions_of(const Params& p, const Strip& s, const StoredSta
     i32 at = column + (i - LANE_ROWS) * 32;
     ahead.y[i] = y[at < 0 ? 0 : at < s.m ? at : s.m - 1];
   }
-  ahead.start = kept_walker(p, s, checkpoint);
+  ahead.start = fetch_kept(p, s, checkpoint);
   return ahead;
 }
 #endif
@@ -425,7 +421,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
     const i32 base = checkpoint * CHECKPOINT;
     warp_barrier();
 #if MODE == 2
-    const Walker start = next.start;
+    const Walker start = walker_of(next.start, s, checkpoint);
     UNROLL for (int i = 0; i < CHECKPOINT / 32; i++) shared.top[i * 32 + lane] = next.top[i];
     UNROLL for (int i = 0; i < LANE_ROWS + CHECKPOINT / 32; i++) {
       i32 column = base + (i - LANE_ROWS) * 32 + lane;
@@ -466,7 +462,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
     for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
       const i32 first = base + subwalk * SUBWALK;
 #if SUBWALKS > 2
-      if (!resumed) w = subwalk > 0 ? load_walker(&shared.states[subwalk - 1]) : kept_walker(p, s, checkpoint);
+      if (!resumed) w = subwalk > 0 ? unpacked(fetch_walker(&shared.states[subwalk - 1])) : kept_walker(p, s, checkpoint);
 #else
       if (!resumed) w = start;
 #endif

@@ -61,6 +61,7 @@ template <class T> DEVICE T from_lane_above(T v) { return __shfl_up_sync(0xfffff
 template <class T> DEVICE T from_lane_below(T v) { return __shfl_down_sync(0xffffffffu, v, 1); }  // lane 31 keeps its own
 template <class T> DEVICE T from_lane(T v, u32 lane) { return __shfl_sync(0xffffffffu, v, lane); }
 template <class T> DEVICE T from_lane_xor(T v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
 
 // ---- warps of a block
 DEVICE void block_barrier() { __syncthreads(); }

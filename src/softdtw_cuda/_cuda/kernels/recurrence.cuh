@@ -252,7 +252,9 @@ DEVICE i32 last_step(const Strip& s) { return s.last_column + (s.last_row - s.fi
 // Why a word is not overwritten before it is read: strip k's word has one reader, strip k + 1, and the next to store
 // there is that same strip, STRIP_ROWS - 1 steps after the step that needed the word. A band does not change that:
 // whether a column's word is stored and whether it is read is one question, asked in the same words (in_band of the
-// upper strip's last row, passes_up of the lower strip's first), so a strip has read whatever the one before it stored.
+// upper strip's last row, passes_up of the lower strip's first), so a strip has read whatever the one before it stored
+// where it stores itself. (In the backward one word may be read by nobody, at the band's right edge; nobody stores there
+// again either.)
 //
 // Why it cannot hang: strips are handed out by a ticket in the order of the walk, so the strip being waited for holds
 // an earlier ticket and is running or done; the first strip of a pair waits for nobody; a reader waits only for columns
