@@ -191,17 +191,21 @@ def write(rows: list[Row], threads: int) -> None:
             versions.append(f"{module} {version(module)}")
         except ImportError:
             continue
-    device = f"{cpu_name()}, {threads} threads"
-    fresh = not RESULTS.exists()
+    origin = [datetime.date.today().isoformat(), f"{cpu_name()}, {threads} threads", "; ".join(versions)]
+    command = " ".join(["python -m benchmarks.cpu_targets", *sys.argv[1:]])
+    new = [[*origin, *row[:3], f"{row.value:.4g}", row.unit, command] for row in rows]
+    old = []
+    if RESULTS.exists():
+        with RESULTS.open(newline="") as file:
+            old = list(csv.reader(file))[1:]
+    # Device, benchmark, provider and metric say what a row is of; the same thing measured again replaces it.
+    merged = {(row[1], *row[3:6]): row for row in [*old, *new]}
     RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a", newline="") as file:
+    with RESULTS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        if fresh:
-            writer.writerow(["date", "device", "versions", *Row._fields])
-        today = datetime.date.today().isoformat()
-        for row in rows:
-            writer.writerow([today, device, "; ".join(versions), *row[:3], f"{row.value:.4g}", row.unit])
-    print(f"{len(rows)} rows added to {RESULTS}")
+        writer.writerow(["date", "device", "versions", *Row._fields, "command"])
+        writer.writerows(merged.values())
+    print(f"{len(rows)} rows written to {RESULTS}")
 
 
 def main() -> None:
@@ -212,7 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=everything, default=everything)
     parser.add_argument("--seconds", type=float, default=2.0, help="time spent on each provider and case")
-    parser.add_argument("--write", action="store_true", help=f"append the figures to {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the figures into {RESULTS.name}")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows: list[Row] = []

@@ -16,6 +16,7 @@ from .bounds import GPUS, least_seconds
 from .cases import FORWARD_BACKWARD
 from .providers import OURS_COST, OURS_FUSED, ROUNDING
 from .records import Row, slug
+from .tables import like_for_like
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,6 +132,7 @@ def _sizes(rows: Sequence[Row], *columns: str) -> str:
 def _time_and_memory(rows: Sequence[Row], x: str, x_label: str, title: str) -> Figure:
     import matplotlib.pyplot as plt
 
+    rows = like_for_like(rows)
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     failing = _failing(rows, providers)
     figure = plt.figure(figsize=(8, 3.9 + 0.16 * len(failing)))
@@ -139,8 +141,8 @@ def _time_and_memory(rows: Sequence[Row], x: str, x_label: str, title: str) -> F
     for column, metric, label in ((0, "time", "time (ms)"), (1, "memory", "extra memory (MiB)")):
         chosen = [row for row in rows if row["metric"] == metric]
         axes, strip = _panel(figure, grid[0, column], len(failing))
-        # Resident memory comes in pages, and a small call may find all of its memory free already.
-        least = 0.1 if metric == "memory" else 0.0
+        # A CPU's memory comes in pages, and a small call may find all of its memory free already.
+        least = 0.1 if metric == "memory" and rows[0]["device"] not in GPUS else 0.0
         _lines(axes, chosen, providers, lambda row: float(row[x]), least)
         axes.set_xlabel(x_label)
         (strip or axes).set_title(label)

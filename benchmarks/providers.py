@@ -18,11 +18,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from .cases import Case
 
@@ -130,7 +133,16 @@ def library_version(provider: Provider) -> str:
     version = getattr(sys.modules.get(module), "__version__", None)
     if version is None and provider.path is None:
         version = importlib.metadata.version(provider.adapter)
-    return str(version) if version else "checkout"
+    return str(version) if version else f"checkout {_commit(provider.path)}".strip()
+
+
+def _commit(path: str | None) -> str:
+    """Of a checkout that is a Git repository."""
+    command = ["git", "-C", str(path), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def load(provider: Provider, case: Case, device: str) -> Loss:
@@ -141,6 +153,9 @@ def load(provider: Provider, case: Case, device: str) -> Loss:
     """
     if provider.path is not None and provider.path not in sys.path:
         sys.path.insert(0, provider.path)
+    if launches_with_numba(provider) and not hasattr(numpy, "row_stack"):
+        # The newest NumPy has dropped a name that Numba's CUDA part still asks for.
+        setattr(numpy, "row_stack", numpy.vstack)  # noqa: B010 (another rule knows the plain form)
     loss: Loss = _ADAPTERS[provider.adapter](provider, case, device)
     return loss
 

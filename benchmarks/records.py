@@ -27,6 +27,11 @@ def key(row: Row) -> tuple[str, ...]:
     return tuple(row[column] for column in KEY)
 
 
+def case_key(row: Row) -> tuple[str, ...]:
+    """What all metrics of a provider's work on one case share."""
+    return tuple(row[column] for column in KEY if column != "metric")
+
+
 def slug(text: str) -> str:
     """A name for files: lower case, hyphens for everything that is not a letter or a digit."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -58,7 +63,9 @@ def read_folder(folder: Path) -> list[Row]:
 
 
 def upsert(folder: Path, rows: Iterable[Row]) -> list[Path]:
-    """Write rows into the files of their suite and device, in place of rows with the same key.
+    """Write rows into the files of their suite and device, in place of what is there of their cases.
+
+    A case that fails has fewer metrics than one that does not; older ones must not stay beside the failure.
 
     Raises:
         ValueError: when a row lacks a column, has one too many, or a file of that name is something else.
@@ -75,7 +82,9 @@ def upsert(folder: Path, rows: Iterable[Row]) -> list[Path]:
         old = read(path) if path.exists() else []
         if path.exists() and not old and path.stat().st_size:
             raise ValueError(f"{path.name} exists with other columns; move it away.")
-        merged = {key(row): row for row in [*old, *new]}
+        cases, keys = {case_key(row) for row in new}, {key(row) for row in new}
+        kept = [row for row in old if key(row) in keys or case_key(row) not in cases]
+        merged = {key(row): row for row in [*kept, *new]}
         # A run that is killed while it writes leaves the old file.
         temporary = path.with_suffix(".part")
         with temporary.open("w", newline="") as file:

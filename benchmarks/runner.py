@@ -258,6 +258,9 @@ class Runner:
         rows: list[records.Row] = []
         for worker in group:
             name = worker.provider.name
+            if outcomes[name]["status"] == "oom" and len(group) > 1:
+                rows += self._in_turns([worker], case, bar)  # the others have let go of what they held
+                continue
             self._remember(worker, case, outcomes[name]["status"])
             rows += self._speed_rows(worker, case, outcomes[name], samples.get(name, {}))
         return rows

@@ -44,6 +44,8 @@ _SUITE_TITLES = {
 _PLOT_TITLES = {
     "lengths": "Time and peak memory against length",
     "dimensions": "Time and peak memory against the number of features",
+    "long": "Time and peak memory of one long pair",
+    "batch": "Time and peak memory of many short pairs",
     "accuracy": "Relative error of the float32 gradient against float64",
     "roofline": "Cells per second against the bound of the hardware",
 }
@@ -88,14 +90,15 @@ def speed() -> str:
     rows = records.read_folder(records.RESULTS)
     parts = []
     for device in devices(rows):
-        parts.append(f"### {device}\n")
-        parts += _plots(device, ("lengths", "dimensions", "roofline", "time", "memory"))
+        shown = list(_plots(device, ("lengths", "dimensions", "long", "batch", "roofline")))
         for suite, title in _SUITE_TITLES.items():
             here = [row for row in rows if row["suite"] == suite and row["device"] == device]
             for metric, name in (("both", "time, peak memory"), ("host time", "host time")):
                 table = _table(here, suite, metric, device)
                 if table:
-                    parts.append(f"**{title}** ({name})\n\n{table}\n{_origin(here)}\n")
+                    shown.append(f"**{title}** ({name})\n\n{table}\n{_origin(here)}\n")
+        if shown:
+            parts += [f"### {device}\n", *shown]
     return "\n".join(parts) or NOT_YET
 
 
@@ -122,7 +125,7 @@ def cpu_targets(compared: bool = False) -> str:
     first = rows[0]
     return (
         _markdown(header, body)
-        + f"\n{first['device']}, {first['versions']}, {first['date']}: `python -m benchmarks.cpu_targets`.\n"
+        + f"\n{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
     )
 
 
@@ -163,43 +166,23 @@ def log_space() -> str:
 
 
 def readme() -> str:
-    """The README's picture and tables: time and memory beside the others', and the gradient's error."""
-    rows = [
-        row for row in records.read_folder(records.RESULTS) if row["provider"] != "limit of float32 costs"
-    ]
+    """The README's picture, of the gradient's error, and its table: time and memory beside the others'."""
+    rows = records.read_folder(records.RESULTS)
     text = ""
-    picture = _readme_picture(rows)
-    if picture is not None:
-        text += f"![{_plot_title(picture)}](docs/assets/benchmarks/{picture.name})\n\n"
-    paper = _most_telling(rows, "paper")
-    if paper:
-        batch = max((row["B"] for row in paper), key=int)
-        paper = [row for row in paper if row["B"] == batch]
-        text += (
-            "Forward and backward, D = 64, γ = 1, float32: time, and peak memory beyond the inputs\n\n"
-            f"{_table(paper, 'paper', 'both', paper[0]['device'])}\n{_origin(paper)}\n"
-        )
-    else:
-        text += f"Forward and backward\n\n{cpu_targets(compared=True)}"
-    exact = [row for row in _most_telling(rows, "accuracy") if float(row["gamma"]) in (0.1, 1.0)]
-    text += "\nRelative error of the float32 gradient against float64, normal data, "
+    exact = _most_telling(rows, "accuracy")
     if exact:
-        widest = max((row["D"] for row in exact), key=int)
-        exact = [row for row in exact if row["D"] == widest]
-        table = _table(exact, "accuracy", "gradient error", exact[0]["device"])
-        return f"{text}D = {widest}\n\n{table}\n{_origin(exact)}\n"
-    with LOG_SPACE.open(newline="") as file:
-        measured = [
-            row for row in csv.DictReader(file) if row["D"] == "64" and row["gamma"] in ("0.1", "1.0")
-        ]
-    names = ("differences", "shares", "this_library")
-    body = [
-        [f"{row['N']} × {row['M']}", row["gamma"], *(f"{float(row[name]):.1e}" for name in names)]
-        for row in measured
-    ]
-    table = _markdown(["N × M", "γ", "log space, differences", "log space, shares", "this library"], body)
-    origin = f"CPU, torch {measured[0]['torch']}, {measured[0]['date']}: `python docs/log_space.py`."
-    return f"{text}D = 64\n\n{table}\n{origin}\n"
+        picture = PLOTS / f"accuracy-{records.slug(exact[0]['device'])}.png"
+        text += f"![{_plot_title(picture)}](docs/assets/benchmarks/{picture.name})\n\n{_origin(exact)}\n\n"
+    paper = _most_telling(rows, "paper")
+    if not paper:
+        return f"{text}Forward and backward\n\n{cpu_targets(compared=True)}"
+    batch = max((row["B"] for row in paper), key=int)
+    paper = [row for row in paper if row["B"] == batch]
+    return (
+        f"{text}Forward and backward, D = 64, γ = 1, float32: time of an eager call "
+        f"(of a CUDA graph's replay), and peak memory beyond the inputs\n\n"
+        f"{_table(paper, 'paper', 'both', paper[0]['device'])}\n{_origin(paper)}\n"
+    )
 
 
 def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
@@ -211,16 +194,6 @@ def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
     found = [row for row in found if row["device"] == device]
     able = {row["provider"] for row in found if row["status"] != "unsupported"}
     return [row for row in found if row["provider"] in able]
-
-
-def _readme_picture(rows: Sequence[Row]) -> Path | None:
-    """The plot to show first: time and memory against length on a GPU, else accuracy."""
-    for device in devices(rows):
-        for kind in ("accuracy", "lengths") if _is_gpu(device) else ("accuracy",):
-            path = PLOTS / f"{kind}-{records.slug(device)}.png"
-            if path.exists():
-                return path
-    return None
 
 
 def _plot_title(path: Path) -> str:

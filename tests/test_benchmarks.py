@@ -34,6 +34,10 @@ ADAPTERS = {
     "needs too much": "import torch\ndef make_loss(case, device):\n"
     "    if case.suite == 'start': return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))\n"
     "    return lambda x, y, *lengths: x.sum((1, 2)) * torch.empty(1 << 58, device=device)[0]",
+    "is crowded out": "import torch\nseen = []\ndef make_loss(case, device):\n"
+    "    seen.append(case.suite)\n"
+    "    if seen.count('paper') == 1: torch.empty(1 << 58, device=device)\n"
+    "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))",
     "sleeps": "import time\ndef make_loss(case, device):\n"
     "    if case.suite != 'start': time.sleep(60)\n"
     "    return lambda x, y, *lengths: (x.sum((1, 2)) + y.sum((1, 2)))",
@@ -99,6 +103,21 @@ def test_upsert_replaces_by_key_and_keeps_the_rest(tmp_path: Path) -> None:
         "lengths-test-device.csv",
         "paper-test-device.csv",
     ]
+
+
+def test_a_failure_leaves_no_older_figure_beside_it(tmp_path: Path) -> None:
+    both = [row(), row(metric="time, eager")]
+    records.upsert(tmp_path, [*both, row(metric="memory"), row(provider="other"), row(N="128")])
+    records.upsert(tmp_path, [row(status="oom", p50=""), row(metric="memory", status="oom", p50="")])
+    kept = [(r["provider"], r["N"], r["metric"], r["status"]) for r in records.read_folder(tmp_path)]
+    assert sorted(kept) == sorted(
+        [
+            (OURS_FUSED, "64", "time", "oom"),
+            (OURS_FUSED, "64", "memory", "oom"),
+            ("other", "64", "time", "ok"),
+            (OURS_FUSED, "128", "time", "ok"),
+        ]
+    )
 
 
 @pytest.mark.parametrize("column", records.KEY)
@@ -262,6 +281,11 @@ def test_a_failure_is_a_row_and_others_go_on(peer: Callable[[str], Provider]) ->
         assert all(float(r["p20"]) <= float(r["p50"]) <= float(r["p80"]) for r in good)
     assert len({records.key(r) for r in rows}) == len(rows)
     assert all(set(r) == set(records.COLUMNS) and r["device"] and r["torch"] for r in rows)
+
+
+def test_what_does_not_fit_beside_others_is_tried_alone(peer: Callable[[str], Provider]) -> None:
+    rows = measure([peer("prints"), peer("is crowded out")], [TINY])
+    assert {(r["provider"], r["status"]) for r in rows} == {("prints", "ok"), ("is crowded out", "ok")}
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from softdtw_cuda import _reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -146,22 +146,21 @@ def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
     assert "| 32 | 512 | 1.25 ms, 42 MiB | out of memory |" in table
     assert "NVIDIA Example, torch 9.9, 2026-01-01: `python -m benchmarks run`" in table
     assert "777" not in table
-    records.upsert(results, [row(p50="3.5")])
+    records.upsert(results, [row(p50="3.5"), row(metric="memory", p50="42.5", unit="MiB")])
     assert "| 3.5 ms, 42 MiB |" in figures.readme()
 
 
+def test_times_beside_others_are_of_eager_calls(results: Path) -> None:
+    ours = [row(), row(metric="time, eager", p50="4"), row(metric="memory", p50="42.5", unit="MiB")]
+    records.upsert(results, [*ours, row(provider="other", p50="7")])
+    assert "| 32 | 512 | 4 ms (1.25 ms), 42 MiB | 7 ms |" in figures.readme()
+
+
 def test_accuracy_in_the_readme(results: Path) -> None:
-    records.upsert(
-        results,
-        [
-            row(suite="accuracy", metric="gradient error", gamma=gamma, D=d, p50=error, unit="")
-            for gamma, d, error in (("0.1", "64", "2e-6"), ("0.1", "1", "3e-7"), ("10.0", "64", "4e-8"))
-        ],
-    )
-    table = figures.readme()
-    assert "2.0e-06" in table
-    assert "3.0e-07" not in table  # the widest series alone
-    assert "4.0e-08" not in table
+    records.upsert(results, [row(suite="accuracy", metric="gradient error", p50="2e-6", unit="")])
+    text = figures.readme()
+    assert "(docs/assets/benchmarks/accuracy-nvidia-example.png)" in text
+    assert "NVIDIA Example, torch 9.9, 2026-01-01: `python -m benchmarks run`" in text
 
 
 def test_pages_show_every_device(results: Path) -> None:
