@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import softdtw_cuda
 from softdtw_cuda import (
@@ -395,3 +397,101 @@ def test_transforms_that_are_not_supported(
 ) -> None:
     with raises(RuntimeError, "softdtw_cuda", *words):
         transform(lambda x: softdtw(x, Y[: len(x)] if x.dim() == 3 else Y[0]).sum())
+
+
+@pytest.mark.parametrize("bandwidth", [2**31, sys.maxsize - 127, sys.maxsize, 10**30, 1e30])
+@pytest.mark.parametrize("length", [10, 300])
+def test_a_band_wider_than_any_series_is_none(bandwidth: float, length: int) -> None:
+    x = torch.randn(2, length, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = torch.randn(2, length + 5, 3, generator=torch.Generator().manual_seed(1))
+    for fused in (True, False):
+        expected, measured = (softdtw(x, y, bandwidth=b, fused=fused) for b in (2 * length, bandwidth))
+        assert torch.equal(expected, measured)
+        gradients = [torch.autograd.grad(value.sum(), x)[0] for value in (expected, measured)]
+        assert torch.equal(*gradients)
+    huge = min(int(bandwidth), sys.maxsize)
+    value, _ = torch.ops.softdtw_cuda.fused_forward(x.detach(), y, 1.0, huge, None, None, False)
+    assert torch.equal(value, softdtw(x.detach(), y, bandwidth=2 * length))
+
+
+@pytest.mark.parametrize("value", [1, "yes", 0.5, torch.tensor(True, dtype=torch.bool).repeat(2)])
+@pytest.mark.parametrize("name", ["fused", "normalize"])
+def test_flags_are_flags(name: str, value: object) -> None:
+    for call in (lambda **k: softdtw(X, Y, **k), lambda **k: softdtw_cdist(X, Y, **k), SoftDTW):
+        with raises(TypeError, name, "True or False"):
+            call(**{name: value})
+
+
+def test_flags_may_be_numpys() -> None:
+    assert torch.equal(softdtw(X, Y, normalize=np.True_), softdtw(X, Y, normalize=True))
+    with raises(ValueError, "fused=True", "'cityblock'"):
+        softdtw(X, Y, fused=np.True_, dist="cityblock")
+
+
+def test_a_module_that_no_call_could_use() -> None:
+    with raises(ValueError, "fused=True", "'cosine'"):
+        SoftDTW(fused=True, dist="cosine")
+
+
+def test_gamma_beyond_every_float() -> None:
+    with raises(ValueError, "gamma", "finite"):
+        softdtw(X, Y, gamma=10**400)
+
+
+@pytest.mark.parametrize("lengths", [{3, 4}, {3: 1, 4: 2}, [True, True], (3, False)])
+def test_lengths_without_order_or_number(lengths: object) -> None:
+    with raises(TypeError, "x_lengths", "a list of integers"):
+        softdtw(X, Y, x_lengths=lengths)
+
+
+FORWARD_MODE = [
+    lambda x: softdtw(x, Y),
+    lambda x: softdtw(x, Y, normalize=True),
+    lambda x: softdtw(Y, x),
+    lambda x: softdtw_from_cost((x.unsqueeze(2) - Y.unsqueeze(1)).square().sum(3)),
+]
+
+
+@pytest.mark.parametrize("function", FORWARD_MODE)
+def test_forward_mode_is_refused_and_not_zero(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tangent = torch.ones_like(X)
+    with raises(RuntimeError, "forward-mode", "torch.func.grad"):
+        torch.func.jvp(function, (X,), (tangent,))
+    with raises(RuntimeError, "forward-mode"):
+        torch.func.jacfwd(lambda x: function(x).sum())(X)
+    with forward_ad.dual_level(), raises(RuntimeError, "forward-mode"):
+        function(forward_ad.make_dual(X, tangent))
+    with forward_ad.dual_level():
+        assert torch.equal(function(X), function(X))  # without a tangent there is nothing to refuse
+
+
+class TestBarycenterOptions:
+    @pytest.mark.parametrize("name", ["max_iter", "length", "patience"])
+    def test_counts(self, name: str) -> None:
+        for wrong in (2.5, "5", True, [3]):
+            with raises(TypeError, name, "an integer"):
+                softdtw_barycenter(X, **{name: wrong})
+        with raises(ValueError, name, "at least 1"):
+            softdtw_barycenter(X, **{name: 0})
+
+    @pytest.mark.parametrize("name", ["lr", "tol"])
+    def test_numbers(self, name: str) -> None:
+        for wrong in ("x", True, [0.1]):
+            with raises(TypeError, name, "a real number"):
+                softdtw_barycenter(X, **{name: wrong})
+        for wrong in (-1.0, math.nan, math.inf):
+            with raises(ValueError, name, "finite"):
+                softdtw_barycenter(X, **{name: wrong})
+        with raises(ValueError, "lr", "greater than 0"):
+            softdtw_barycenter(X, lr=0)
+
+    def test_tensors(self) -> None:
+        with raises(TypeError, "init", "ndarray", "torch.as_tensor"):
+            softdtw_barycenter(X, init=np.zeros((5, 3)))
+        with raises(TypeError, "weights", "'a'"):
+            softdtw_barycenter(X, weights="a")
+
+    def test_inference_mode(self) -> None:
+        expected = softdtw_barycenter(X, max_iter=3)
+        with torch.inference_mode():
+            assert torch.equal(softdtw_barycenter(X.clone(), max_iter=3), expected)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _reference
 from ._reference import value_dtype
@@ -419,8 +420,16 @@ def _no_vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
 def _no_jvp(ctx: Any, *tangents: Any) -> Any:
     raise RuntimeError(
         "softdtw_cuda: forward-mode derivatives (torch.func.jvp, jacfwd, hessian) are not implemented; use "
-        "backward, torch.func.grad or jacrev for first derivatives."
+        "backward or torch.func.grad for first derivatives."
     )
+
+
+def _refuse_forward_mode(*tensors: Tensor) -> None:
+    """In forward mode no input requires a gradient, and an operator without a rule would pass on zeros."""
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        _no_jvp(None)
 
 
 class _FusedInTransform(torch.autograd.Function):
@@ -495,6 +504,7 @@ def fused(
     x: Tensor, y: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
 ) -> Tensor:
     """(B,) Soft-DTW values of x and y under the squared Euclidean distance, with gradients."""
+    _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(x) or type(y) not in _PLAIN:
@@ -511,6 +521,7 @@ def from_cost(
     cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
 ) -> Tensor:
     """(B,) Soft-DTW values of cost matrices, with gradients."""
+    _refuse_forward_mode(cost)
     save = cost.requires_grad and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(cost):
@@ -527,6 +538,7 @@ def alignment(
     cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
 ) -> Tensor:
     """(B, N, M) soft alignment E of cost matrices, equation (8); differentiating it raises."""
+    _refuse_forward_mode(cost)
     value, state = _cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, True)
     ones = torch.ones_like(value)
     result: Tensor = _cost_backward(ones, cost, value, state, gamma, bandwidth, x_lengths, y_lengths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import SupportsFloat, SupportsIndex
 
 import torch
@@ -21,6 +21,8 @@ Lengths = Tensor | Sequence[int] | int
 """Per-sample lengths as a user may pass them; a plain int only for unbatched input."""
 
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+LARGEST_RADIUS = 2**31 - 1
+"""No series is longer, so this is no band at all; beyond it sums of indices could overflow."""
 _INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))
 
 
@@ -32,7 +34,10 @@ def check_gamma(gamma: SupportsFloat) -> float:
                 f"gamma must be a real number, got {type(gamma).__name__}; pass a Python float such as "
                 "gamma=1.0 (for a tensor, gamma.item())."
             )
-        gamma = float(gamma)
+        try:
+            gamma = float(gamma)
+        except OverflowError:  # an integer beyond every float
+            gamma = math.inf
     if not 0.0 < gamma < math.inf:
         raise ValueError(
             f"gamma must be a finite number greater than 0, got {gamma}; small values such as 0.01 come "
@@ -42,7 +47,7 @@ def check_gamma(gamma: SupportsFloat) -> float:
 
 
 def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
-    """bandwidth as an int; -1 for None."""
+    """bandwidth as an int that kernels can add to an index; -1 for None."""
     if bandwidth is None:
         return -1
     if isinstance(bandwidth, float) and bandwidth.is_integer():
@@ -62,7 +67,40 @@ def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
         raise ValueError(
             f"bandwidth must be at least 0, got {bandwidth}; 0 allows the diagonal alone, None means no band."
         )
-    return radius
+    return min(radius, LARGEST_RADIUS)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """A bool, Python's or NumPy's."""
+    if value is True or value is False:
+        return value
+    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {value!r}; pass a bool.")
+
+
+def check_count(name: str, value: object) -> int:
+    """An integer of at least 1."""
+    try:
+        if isinstance(value, (bool, Tensor)):
+            raise TypeError
+        count = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}; pass a whole number from 1 on.") from None
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}.")
+    return count
+
+
+def check_real(name: str, value: object, positive: bool) -> float:
+    """A finite number of at least 0, or greater if it has to be positive."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {value!r}; pass a Python float.")
+    number = float(value)
+    if not 0.0 <= number < math.inf or (positive and number == 0.0):
+        least = "greater than 0" if positive else "of at least 0"
+        raise ValueError(f"{name} must be a finite number {least}, got {number}.")
+    return number
 
 
 def check_metric(dist: str | DistanceFunction) -> Metric:
@@ -250,9 +288,12 @@ def _check_length_tensor(
 def _check_length_list(
     lengths: Sequence[int] | int, name: str, rows: int, batch: int, batched: bool
 ) -> list[int]:
-    if not batched and isinstance(lengths, SupportsIndex):
+    if not batched and isinstance(lengths, SupportsIndex) and not isinstance(lengths, bool):
         lengths = [operator.index(lengths)]
     try:
+        # A set has no order and a dict no numbers; a bool is a flag.
+        if isinstance(lengths, (Set, Mapping, bool)) or any(isinstance(item, bool) for item in lengths):  # type: ignore[union-attr]
+            raise TypeError
         host = [operator.index(length) for length in lengths]  # type: ignore[union-attr]  # an int raises
     except TypeError:
         raise TypeError(
@@ -310,7 +351,7 @@ def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) 
     """Whether to take the fused path; an explicit True that cannot be had is an error."""
     if fused is None:
         return metric.fused
-    if fused is not True:
+    if not check_flag("fused", fused):
         return False
     if not metric.fused:
         raise ValueError(

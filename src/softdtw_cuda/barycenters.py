@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._reference import value_dtype
-from ._validation import Lengths, check_gamma, check_lengths
+from ._validation import Lengths, check_count, check_gamma, check_lengths, check_real
 from .functional import softdtw
 
 Optimizer = Literal["adam", "lbfgs"]
@@ -140,42 +140,46 @@ def softdtw_barycenter(
     gamma = check_gamma(gamma)
     if optimizer not in ("adam", "lbfgs"):
         raise ValueError(f"optimizer is {optimizer!r}, expected 'adam' or 'lbfgs'.")
-    if max_iter < 1:
-        raise ValueError(f"max_iter must be at least 1, got {max_iter}.")
-    series, host_lengths = _check_series(X, lengths, device)
-    shares = _check_weights(weights, series)
-    z = _start(init, length, series, host_lengths, shares)
-    series_lengths = None if host_lengths is None else torch.tensor(host_lengths, device=series.device)
+    max_iter, patience = check_count("max_iter", max_iter), check_count("patience", patience)
+    tol = check_real("tol", tol, positive=False)
+    lr = None if lr is None else check_real("lr", lr, positive=True)
+    with torch.inference_mode(False):  # a descent needs gradients
+        series, host_lengths = _check_series(X, lengths, device)
+        shares = _check_weights(weights, series)
+        z = _start(init, length, series, host_lengths, shares)
+        series_lengths = None if host_lengths is None else torch.tensor(host_lengths, device=series.device)
 
-    def loss_of(candidate: Tensor) -> Tensor:
-        values = softdtw(candidate.unsqueeze(0), series, gamma=gamma, fused=fused, y_lengths=series_lengths)
-        return torch.dot(shares, values)
-
-    with torch.enable_grad():
-        z.requires_grad_()
-        descent: torch.optim.Optimizer
-        schedule = None
-        if optimizer == "adam":
-            step = 0.1 if lr is None else lr
-            descent = torch.optim.Adam([z], lr=step)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(descent, max_iter, eta_min=step / 10)
-        else:
-            # One iteration a call, so that the loop sees every iterate; the curvature is kept between calls.
-            descent = torch.optim.LBFGS(
-                [z], lr=1.0 if lr is None else lr, max_iter=1, max_eval=25, line_search_fn="strong_wolfe"
+        def loss_of(candidate: Tensor) -> Tensor:
+            one = candidate.unsqueeze(0)
+            return torch.dot(
+                shares, softdtw(one, series, gamma=gamma, fused=fused, y_lengths=series_lengths)
             )
-        best, info = _descend(
-            z,
-            loss_of,
-            descent,
-            schedule,
-            max_iter,
-            patience=patience if early_stopping else math.inf,
-            earliest_stop=max_iter // 2 if optimizer == "adam" else 0,
-            tol=tol,
-            progress=progress,
-        )
-    return (best, info) if return_info else best
+
+        with torch.enable_grad():
+            z.requires_grad_()
+            descent: torch.optim.Optimizer
+            schedule = None
+            if optimizer == "adam":
+                step = 0.1 if lr is None else lr
+                descent = torch.optim.Adam([z], lr=step)
+                schedule = torch.optim.lr_scheduler.CosineAnnealingLR(descent, max_iter, eta_min=step / 10)
+            else:
+                # One iteration a call, so that the loop sees every iterate; curvature is kept between calls.
+                descent = torch.optim.LBFGS(
+                    [z], lr=1.0 if lr is None else lr, max_iter=1, max_eval=25, line_search_fn="strong_wolfe"
+                )
+            best, info = _descend(
+                z,
+                loss_of,
+                descent,
+                schedule,
+                max_iter,
+                patience=patience if early_stopping else math.inf,
+                earliest_stop=max_iter // 2 if optimizer == "adam" else 0,
+                tol=tol,
+                progress=progress,
+            )
+        return (best, info) if return_info else best
 
 
 def _check_series(
@@ -220,6 +224,8 @@ def _check_series(
     if not batch.is_floating_point():
         raise TypeError(f"X has dtype {batch.dtype}, expected a float type; convert it with X.float().")
     batch = batch.detach().to(device=device, dtype=value_dtype(batch.dtype))
+    if batch.is_inference():
+        batch = batch.clone()
     # The start is made with lengths the host knows; one wait for a GPU before the loop is cheap.
     if isinstance(lengths, Tensor):
         lengths = lengths.cpu()
@@ -231,7 +237,12 @@ def _check_weights(weights: Tensor | Sequence[float] | None, series: Tensor) -> 
     count = series.shape[0]
     if weights is None:
         return series.new_full((count,), 1 / count)
-    given = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    try:
+        given = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"weights must be {count} numbers, one for each series, got {weights!r}; pass a list or a tensor."
+        ) from None
     total = given.sum()
     if given.shape != (count,) or not (torch.isfinite(total) and total > 0 and (given >= 0).all()):
         raise ValueError(
@@ -246,8 +257,8 @@ def _start(
 ) -> Tensor:
     """Where the descent begins, (L, D)."""
     _, size, features = series.shape
-    if length is not None and length < 1:
-        raise ValueError(f"length must be at least 1, got {length}.")
+    if length is not None:
+        length = check_count("length", length)
     if isinstance(init, Tensor):
         if init.dim() != 2 or init.shape[1] != features or init.shape[0] == 0:
             raise ValueError(
@@ -260,6 +271,11 @@ def _start(
                 "length out."
             )
         return init.detach().to(series, copy=True)
+    if init is not None and not isinstance(init, str):
+        raise TypeError(
+            f"init must be a (L, {features}) tensor, 'mean' or None, got {type(init).__name__}; convert an "
+            "array with torch.as_tensor."
+        )
     if init is not None and init != "mean":
         raise ValueError(f"init is {init!r}, expected a (L, {features}) tensor, 'mean' or None.")
     each = lengths if lengths is not None else [size] * series.shape[0]

@@ -17,6 +17,7 @@ from ._validation import (
     check_bandwidth,
     check_callable_cost,
     check_cost,
+    check_flag,
     check_fused,
     check_gamma,
     check_lengths,
@@ -73,9 +74,9 @@ def softdtw(
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
     x, y, batched = check_pair(x, y)
-    use_fused = check_fused(fused, metric, _ops.kernel_missing(x.device.type) if fused else None)
+    use_fused = _use_fused(fused, metric, x)
     x_rows, y_rows = _check_pair_lengths(x, y, x_lengths, y_lengths, radius, batched)
-    if normalize:
+    if check_flag("normalize", normalize):
         value = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
     else:
         value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
@@ -245,7 +246,7 @@ def softdtw_cdist(
             f"x and y must have 3 dimensions (series, time, features), got shapes {tuple(x.shape[1:])} and "
             f"{tuple(y.shape[1:])}; add the first with x.unsqueeze(0)."
         )
-    use_fused = check_fused(fused, metric, _ops.kernel_missing(x.device.type) if fused else None)
+    use_fused = _use_fused(fused, metric, x)
     rows, columns = x.shape[0], y.shape[0]
     x_rows, x_host = check_lengths(x_lengths, "x_lengths", rows, rows, x.shape[1], x.device, batched)
     y_rows, y_host = check_lengths(y_lengths, "y_lengths", columns, columns, y.shape[1], x.device, batched)
@@ -264,11 +265,18 @@ def softdtw_cdist(
         pairs = _each(y, y_rows, rows)
         values = [_softdtw(x, one, gamma, radius, metric, use_fused, x_rows, length) for one, length in pairs]
     value = torch.stack(values, 0 if rows <= columns else 1)
-    if normalize:
+    if check_flag("normalize", normalize):
         x_self = _half_self(x, gamma, radius, metric, use_fused, x_rows, first=True)
         y_self = _half_self(y, gamma, radius, metric, use_fused, y_rows, first=False)
         value = value - x_self.unsqueeze(1) - y_self.unsqueeze(0)
     return value
+
+
+def _use_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
+    if fused is None:
+        return metric.fused
+    missing = None if fused is False else _ops.kernel_missing(x.device.type)
+    return check_fused(fused, metric, missing)
 
 
 # From here on the arguments are checked: gamma > 0, radius >= -1, series (B or 1, N, D), lengths (B,) int32

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ._distances import DistanceFunction
-from ._validation import Lengths, check_bandwidth, check_gamma, check_metric
+from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
 from .functional import softdtw
 
 Reduction = Literal["none", "mean", "sum"]
@@ -47,7 +47,8 @@ class SoftDTW(nn.Module):
     ) -> None:
         super().__init__()
         check_bandwidth(bandwidth)
-        check_metric(dist)
+        check_flag("normalize", normalize)
+        check_fused(fused, check_metric(dist), kernel_missing=None)
         if reduction not in ("none", "mean", "sum"):
             raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
         self.gamma = check_gamma(gamma)

@@ -191,6 +191,7 @@ class _Tiles(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _tiles(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> _Tiles:
     edge = tile_edge(dtype)
+    bandwidth = min(bandwidth, n + m)  # all that it can mean; indices are added to it
     rows, columns = -(-n // edge), -(-m // edge)
     radius = rows + columns if bandwidth < 0 else tile_radius(bandwidth, edge)
     kept = int(saved_columns(m, bandwidth, edge))
