@@ -170,8 +170,8 @@ class TestCosts:
     def test_alignment_takes_one_kind_of_input(self) -> None:
         with raises(TypeError, "x and y, or cost", "both"):
             softdtw_alignment(X, Y, cost=COST)
-        for pair in ((), (X,)):
-            with raises(TypeError, "x and y, or cost", "neither"):
+        for pair, got in (((), "neither"), ((X,), "x alone"), ((None, Y), "y alone")):
+            with raises(TypeError, "x and y, or cost", f"got {got}"):
                 softdtw_alignment(*pair)
 
 
@@ -495,3 +495,18 @@ class TestBarycenterOptions:
         expected = softdtw_barycenter(X, max_iter=3)
         with torch.inference_mode():
             assert torch.equal(softdtw_barycenter(X.clone(), max_iter=3), expected)
+
+
+def test_an_empty_batch_has_no_sample_without_a_path() -> None:
+    empty = torch.zeros(0, 5, 3, requires_grad=True)
+    for fused in (True, False):
+        value = softdtw(empty, torch.zeros(0, 4, 3), bandwidth=0, fused=fused)
+        assert value.shape == (0,)
+        value.sum().backward()
+
+
+def test_a_reduction_changed_to_nonsense() -> None:
+    module = SoftDTW()
+    module.reduction = "all"  # type: ignore[assignment]
+    with raises(ValueError, "reduction", "'all'", "'mean'"):
+        module(X, Y)

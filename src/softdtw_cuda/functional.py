@@ -192,7 +192,7 @@ def softdtw_alignment(
     else:
         if x is None or y is None:
             raise TypeError(
-                "softdtw_alignment takes x and y, or cost, got neither; pass two series or cost=..."
+                f"softdtw_alignment takes x and y, or cost, got {_given(x, y)}; pass two series or cost=..."
             )
         gamma = check_gamma(gamma)
         radius = check_bandwidth(bandwidth)
@@ -272,6 +272,10 @@ def softdtw_cdist(
     return value
 
 
+def _given(x: Tensor | None, y: Tensor | None) -> str:
+    return "y alone" if y is not None else "neither" if x is None else "x alone"
+
+
 def _use_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
     if fused is None:
         return metric.fused
@@ -287,10 +291,11 @@ def _check_pair_lengths(
     x: Tensor, y: Tensor, x_lengths: Lengths | None, y_lengths: Lengths | None, radius: int, batched: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     n, m = x.shape[1], y.shape[1]
-    if x_lengths is None and y_lengths is None:
-        check_band(radius, [n], [m])
-        return None, None
     batch = _ops.batch_size(x, y)
+    if x_lengths is None and y_lengths is None:
+        if batch > 0:  # without a sample there is none without a path
+            check_band(radius, [n], [m])
+        return None, None
     x_rows, x_host = check_lengths(x_lengths, "x_lengths", x.shape[0], batch, n, x.device, batched)
     y_rows, y_host = check_lengths(y_lengths, "y_lengths", y.shape[0], batch, m, x.device, batched)
     check_band(

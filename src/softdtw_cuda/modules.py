@@ -13,6 +13,11 @@ from .functional import softdtw
 Reduction = Literal["none", "mean", "sum"]
 
 
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
+
+
 class SoftDTW(nn.Module):
     """Soft-DTW as a loss module.
 
@@ -49,8 +54,7 @@ class SoftDTW(nn.Module):
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
         check_fused(fused, check_metric(dist), kernel_missing=None)
-        if reduction not in ("none", "mean", "sum"):
-            raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
+        _check_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth
         self.normalize = normalize
@@ -77,6 +81,7 @@ class SoftDTW(nn.Module):
             return value.mean()
         if self.reduction == "sum":
             return value.sum()
+        _check_reduction(self.reduction)
         return value
 
     def extra_repr(self) -> str:
