@@ -291,10 +291,11 @@ def _check_length_list(
     if not batched and isinstance(lengths, SupportsIndex) and not isinstance(lengths, bool):
         lengths = [operator.index(lengths)]
     try:
+        given = list(lengths)  # type: ignore[arg-type]  # an int raises
         # A set has no order and a dict no numbers; a bool is a flag.
-        if isinstance(lengths, (Set, Mapping, bool)) or any(isinstance(item, bool) for item in lengths):  # type: ignore[union-attr]
+        if isinstance(lengths, (Set, Mapping)) or any(isinstance(length, bool) for length in given):
             raise TypeError
-        host = [operator.index(length) for length in lengths]  # type: ignore[union-attr]  # an int raises
+        host = [operator.index(length) for length in given]
     except TypeError:
         raise TypeError(
             f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length for "

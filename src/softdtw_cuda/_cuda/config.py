@@ -309,7 +309,7 @@ def choose(
             banded,
             1 if short else 2,
             # A checkpoint as often as the backward can keep shares: no step is walked more than once there.
-            # Packed, these are as many bytes as every 48 steps would take unpacked.
+            # Packed, these are about as many bytes as every 48 steps would take unpacked.
             checkpoint=64 if short or banded else 32,
             subwalk=32,
             handoff=32,
