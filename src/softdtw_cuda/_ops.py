@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch.autograd import forward_ad
 from . import _reference
 from ._reference import value_dtype
 from ._validation import check_band, check_lengths
+
+Reduction = Literal["none", "mean", "sum"]
 
 _LENGTHS = "Tensor? x_lengths, Tensor? y_lengths"
 _SCHEMAS = {
@@ -402,7 +404,52 @@ class _Cost(torch.autograd.Function):
         return _cost_gradient(ctx, grad, ctx.kernels.cost_backward), None, None, None, None
 
 
+class _FusedAtOnce(torch.autograd.Function):
+    """For pairs so small that the host is busier than the GPU: the gradient is computed with the value.
+
+    What is left for the backward, which runs in a thread of autograd's with cold caches, is one product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction) -> Tensor:
+        need_x, need_y = ctx.needs_input_grad[:2]
+        weight = 1.0 / x.shape[0] if reduction == "mean" else 1.0
+        value: Tensor
+        value, grad_x, grad_y = backend(x.device.type).fused_at_once(
+            x, y, gamma, bandwidth, weight, need_x, need_y
+        )
+        ctx.save_for_backward(grad_x, grad_y)
+        return reduced(value, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_order()
+        if grad.dim():
+            grad = grad.view(-1, 1, 1)
+        grad_x, grad_y = ctx.saved_tensors
+        x_product = None if grad_x is None else grad_x * grad
+        y_product = None if grad_y is None else grad_y * grad
+        return x_product, y_product, None, None, None
+
+
+_MOST_CELLS_AT_ONCE = 2**18
+
+
+def _at_once(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
+    """Whether there are few cells. With lengths, an infinite gradient would reach the padding as NaN."""
+    return (
+        x.device.type == "cuda"
+        and x.dtype == torch.float32
+        and x_lengths is None
+        and y_lengths is None
+        and x.shape[0] == y.shape[0]
+        and x.shape[0] * x.shape[1] * y.shape[1] <= _MOST_CELLS_AT_ONCE
+        and torch.version.hip is None
+    )
+
+
 _fused_with_gradient: Callable[..., Tensor] = _Fused.apply
+_fused_at_once: Callable[..., Tensor] = _FusedAtOnce.apply
 _cost_with_gradient: Callable[..., Tensor] = _Cost.apply
 
 
@@ -500,21 +547,34 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def reduced(value: Tensor, reduction: Reduction) -> Tensor:
+    """The mean or the sum of the values, or themselves."""
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+
+
 def fused(
-    x: Tensor, y: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    reduction: Reduction = "none",
 ) -> Tensor:
-    """(B,) Soft-DTW values of x and y under the squared Euclidean distance, with gradients."""
+    """(B,) Soft-DTW values of x and y under the squared Euclidean distance, or one number, with gradients."""
     _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(x) or type(y) not in _PLAIN:
         call: Any = _FusedInTransform.apply if save and _in_transform() else _fused_forward
         value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
+    elif save and _at_once(x, y, x_lengths, y_lengths):
+        return _fused_at_once(x, y, gamma, bandwidth, reduction)
     elif save:
         value = _fused_with_gradient(x, y, gamma, bandwidth, x_lengths, y_lengths)
     else:
         value, _ = backend(x.device.type).fused_forward(x, y, gamma, bandwidth, x_lengths, y_lengths, False)
-    return value
+    return reduced(value, reduction)
 
 
 def from_cost(

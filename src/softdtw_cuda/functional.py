@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _ops
 from ._distances import DistanceFunction, Metric
+from ._ops import Reduction
 from ._reference import fill_padding, value_dtype
 from ._validation import (
     Lengths,
@@ -70,6 +71,24 @@ def softdtw(
         >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
         >>> softdtw(x, y, gamma=0.1).mean().backward()
     """
+    return softdtw_reduced(
+        x, y, gamma, bandwidth, normalize, dist, fused, x_lengths, y_lengths, reduction="none"
+    )
+
+
+def softdtw_reduced(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    normalize: bool,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    x_lengths: Lengths | None,
+    y_lengths: Lengths | None,
+    reduction: Reduction,
+) -> Tensor:
+    """:func:`softdtw`, and for a `reduction` other than "none" the mean or the sum of its values."""
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
@@ -78,9 +97,12 @@ def softdtw(
     x_rows, y_rows = _check_pair_lengths(x, y, x_lengths, y_lengths, radius, batched)
     if check_flag("normalize", normalize):
         value = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
+    elif use_fused and x.shape[0] and y.shape[0]:
+        value = _ops.fused(x, y, gamma, radius, x_rows, y_rows, reduction)
+        return value if batched or reduction != "none" else value[0]
     else:
         value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
-    return value if batched else value[0]
+    return _ops.reduced(value if batched else value[0], reduction)
 
 
 def softdtw_divergence(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from ._distances import DistanceFunction
+from ._ops import Reduction
 from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
-from .functional import softdtw
-
-Reduction = Literal["none", "mean", "sum"]
+from .functional import softdtw_reduced
 
 
 def _check_reduction(reduction: str) -> None:
@@ -66,23 +63,19 @@ class SoftDTW(nn.Module):
         self, x: Tensor, y: Tensor, x_lengths: Lengths | None = None, y_lengths: Lengths | None = None
     ) -> Tensor:
         """Loss of x (B, N, D) against y (B, M, D), with optional true lengths of each series."""
-        value = softdtw(
+        _check_reduction(self.reduction)
+        return softdtw_reduced(
             x,
             y,
-            gamma=self.gamma,
-            bandwidth=self.bandwidth,
-            normalize=self.normalize,
-            dist=self.dist,
-            fused=self.fused,
-            x_lengths=x_lengths,
-            y_lengths=y_lengths,
+            self.gamma,
+            self.bandwidth,
+            self.normalize,
+            self.dist,
+            self.fused,
+            x_lengths,
+            y_lengths,
+            self.reduction,
         )
-        if self.reduction == "mean":
-            return value.mean()
-        if self.reduction == "sum":
-            return value.sum()
-        _check_reduction(self.reduction)
-        return value
 
     def extra_repr(self) -> str:
         dist = self.dist if isinstance(self.dist, str) else getattr(self.dist, "__name__", repr(self.dist))

@@ -19,9 +19,10 @@ from oracle import (
 )
 from torch import Tensor
 
-from softdtw_cuda import _reference
+from softdtw_cuda import SoftDTW, _ops, _reference
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Device, Kernel
+from softdtw_cuda._ops import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
@@ -182,16 +183,18 @@ Compute = Callable[..., Answer]
 
 
 @pytest.fixture
-def compute(monkeypatch: pytest.MonkeyPatch) -> Compute:
+def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     """Forward and backward of a case on an emulated GPU."""
 
     def run(case: Case, given: Inputs | None = None, gpu: EmulatedGpu | None = None) -> Answer:
         monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+        launch._fused_call.cache_clear()
         monkeypatch.setattr(launch, "gpu", gpu or EmulatedGpu(case.seed, races=case.races))
         given = given or inputs_of(case)
         return backward(case, given, *forward(case, given))
 
-    return run
+    yield run
+    launch._fused_call.cache_clear()
 
 
 def unhealthy(case: Case, state: Tensor) -> list[bool]:
@@ -499,6 +502,98 @@ def test_every_order_gives_the_same_bits(compute: Compute, case: Case) -> None:
         EmulatedGpu(5, resident=2, relaxed=True),
     ):
         assert compute(case, given, gpu).equals(expected)
+
+
+# ---- gradients along with the values
+
+
+def at_once(case: Case, given: Inputs, *needed: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    assert given.y is not None
+    return launch.fused_at_once(given.x, given.y, case.gamma, case.bandwidth, 0.5, *needed)
+
+
+FLOAT32_AT_ONCE = [
+    case for case in [*FAMILIES, *CHAINS, *FLAGGED] if case.d and case.dtype == F32 and case.x_lengths is None
+]
+
+
+@pytest.mark.parametrize("case", FLOAT32_AT_ONCE, ids=str)
+def test_at_once_is_the_same_to_the_bit(
+    compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = inputs_of(case)._replace(weights=torch.full((case.batch,), 0.5))
+    expected = compute(case, given)[:3]
+    for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
+        gpu = EmulatedGpu(seed, resident=resident, relaxed=relaxed)
+        monkeypatch.setattr(launch, "gpu", gpu)
+        for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
+            assert torch.equal(ours, theirs)
+        assert gpu.launched == [
+            (case.plan.main, FORWARD),
+            (case.plan.main, BACKWARD),
+            (case.plan.redo, REDO),
+        ]
+    value, grad_x, nothing = at_once(case, given, True, False)
+    assert torch.equal(value, expected[0])
+    assert torch.equal(grad_x, expected[1])
+    assert nothing is None
+    _, nothing, grad_y = at_once(case, given, False, True)
+    assert nothing is None
+    assert torch.equal(grad_y, expected[2])
+
+
+def test_at_once_with_a_flagged_sample_among_others(compute: Compute) -> None:
+    case = Case(3, 150, 100, 5)
+    given = inputs_of(case)._replace(weights=torch.full((3,), 0.5))
+    given.x[1] *= 1e6
+    expected = compute(case, given)
+    assert unhealthy(case, expected.state) == [False, True, False]
+    for ours, theirs in zip(at_once(case, given, True, True), expected[:3], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: Reduction) -> None:
+    case = Case(3, 40, 70, 5, gamma=0.5)
+    given = inputs_of(case)
+    assert given.y is not None
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu())
+    monkeypatch.setattr(_ops, "backend", lambda device_type: launch)
+    monkeypatch.setattr(_ops, "_at_once", lambda *arguments: True)
+    x, y = given.x.requires_grad_(), given.y.requires_grad_()
+    loss = SoftDTW(gamma=case.gamma, reduction=reduction)(x, y)
+    weights = torch.tensor([0.5, -2.0, 3.0] if reduction == "none" else 1.5, dtype=F64)
+    exact_x, exact_y = (side.detach().double().requires_grad_() for side in (x, y))
+    exact = _reference.softdtw(exact_x, exact_y, case.gamma)
+    exact = exact if reduction == "none" else exact.mean() if reduction == "mean" else exact.sum()
+    assert loss.shape == exact.shape
+    assert relative(loss.detach().reshape(-1), exact.detach().reshape(-1)) < 1e-6
+    for _ in range(2):  # as often as asked for
+        gradients = torch.autograd.grad(loss, (x, y), weights.float(), retain_graph=True)
+        for ours, theirs in zip(
+            gradients, torch.autograd.grad(exact, (exact_x, exact_y), weights, retain_graph=True), strict=True
+        ):
+            assert relative(ours, theirs) < 1e-6
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(loss.sum(), x, create_graph=True)
+    (alone,) = torch.autograd.grad(SoftDTW(gamma=case.gamma, reduction=reduction)(x.detach(), y).sum(), y)
+    (both,) = torch.autograd.grad(loss.sum(), y)
+    assert torch.equal(alone, both)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc")
+@pytest.mark.parametrize(
+    "case",
+    [Case(2, 200, 70, 5, races=True), Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True)],
+    ids=str,
+)
+def test_no_races_at_once(case: Case, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs_of(case)._replace(weights=torch.full((case.batch,), 0.5))
+    expected = compute(case, given)[:3]
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu(0, resident=8, relaxed=True, races=True))
+    for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 RACES = [

@@ -15,7 +15,8 @@ from in_threads import in_threads
 from torch import Tensor
 
 import softdtw_cuda
-from softdtw_cuda import softdtw
+from softdtw_cuda import SoftDTW, _ops, softdtw
+from softdtw_cuda._ops import Reduction
 
 pytestmark = pytest.mark.gpu
 
@@ -237,6 +238,32 @@ def test_nothing_is_left_behind() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
+# ---- gradients along with the values of small pairs
+
+
+@FAMILIES
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_small_pairs_at_once(d: int, reduction: Reduction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as in two steps, a sample beyond the narrow range included."""
+    x, y = series(8, 70, d), series(8, 90, d, seed=1)
+    x[3] *= 1e6
+    loss = SoftDTW(gamma=0.5, reduction=reduction)
+
+    def run() -> tuple[Tensor, ...]:
+        a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+        value = loss(a, b)
+        weights = torch.full_like(value, 4.0)
+        first = torch.autograd.grad(value, (a, b), weights, retain_graph=True)
+        assert_same(torch.autograd.grad(value, (a, b), weights), first)
+        only = torch.autograd.grad(loss(a.detach(), b), b, weights)
+        assert_same(only, first[1:])
+        return value.detach(), *first
+
+    at_once = run()
+    monkeypatch.setattr(_ops, "_MOST_CELLS_AT_ONCE", 0)
+    assert_same(at_once, run())
+
+
 # ---- time on the host; in processes of their own, without this suite's poisoned torch.empty
 
 
@@ -260,21 +287,22 @@ def run_python(program: str, cache: Path | None = None, timeout: float = 200) ->
 HOST_TIME = """
 import statistics, time, torch
 from softdtw_cuda import SoftDTW
-loss = SoftDTW(gamma=1.0)
+loss = SoftDTW(gamma=1.0, reduction="mean")
 x = torch.randn(16, 64, 8, device="cuda", requires_grad=True)
 y = torch.randn(16, 64, 8, device="cuda")
-for _ in range(50):
-    loss(x, y).sum().backward()
-torch.cuda.synchronize()
-times = []
-for _ in range(300):
-    x.grad = None
-    start = time.perf_counter()
-    value = loss(x, y).sum()
-    value.backward()
-    times.append(time.perf_counter() - start)
+def microseconds(function):
+    calls, steps = [], []
+    for _ in range(500):
+        x.grad = None
+        start = time.perf_counter()
+        value = function()
+        returned = time.perf_counter()
+        value.backward()
+        calls.append(returned - start)
+        steps.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-print(statistics.median(times) * 1e6)
+    return [statistics.median(times[100:]) * 1e6 for times in (calls, steps)]
+print(*microseconds(lambda: loss(x, y)), *microseconds(lambda: x.sum()))
 """
 
 FIRST_CALL = """
@@ -293,10 +321,13 @@ print(time.perf_counter() - start)
 
 
 def test_host_time_of_a_call() -> None:
-    assert float(run_python(HOST_TIME)) <= 150
+    """From the call of the module to the loss, which with pairs this small has the gradient computed, too."""
+    call, step, _, torchs_own = (float(number) for number in run_python(HOST_TIME).split())
+    print(f"call {call:.0f} us, with backward() {step:.0f} us; x.sum() with backward() {torchs_own:.0f} us")
+    assert call <= 150
 
 
-@pytest.mark.parametrize("d", [1, 8, 64, 128])
+@pytest.mark.parametrize("d", [1, 8, 64, 128, 130, 256])
 def test_first_calls(d: int, tmp_path: Path) -> None:
     program = FIRST_CALL.format(d=d)
     fresh = float(run_python(program, tmp_path / "cache"))

@@ -83,13 +83,10 @@ class Kernel:
     fit: int = 0
     forward_blocks: int = 1
 
-    def __hash__(self) -> int:
-        # Looked up several times per call; a dataclass would hash its dozen fields each time.
-        value: int | None = self.__dict__.get("_hash")
-        if value is None:
-            value = hash(tuple(v for k, v in self.__dict__.items() if k != "_hash"))
-            self.__dict__["_hash"] = value
-        return value
+    @functools.cached_property
+    def tag(self) -> str:
+        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
+        return repr(self)
 
     @property
     def strip_rows(self) -> int:

@@ -2,7 +2,8 @@
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
-which is usually over at once, and leaves the scratch all ones again for the backward.
+which is usually over at once, and leaves the scratch all ones again for the backward. `fused_at_once` does
+forward and backward with one fill and one such launch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Queue:
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
-        loaded = self._gpu.loaded.get((kernel, part, self._index))
+        loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
         if loaded is None:
             loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
         params.blocks = blocks
@@ -89,7 +90,7 @@ class Gpu:
     """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
 
     def __init__(self) -> None:
-        self.loaded: dict[tuple[Kernel, str, int], _Loaded] = {}
+        self.loaded: dict[tuple[str, str, int], _Loaded] = {}
         self.threads = threading.local()
         self.launch_kernel: Any = None
         self.set_words: Any = None
@@ -116,7 +117,7 @@ class Gpu:
         `save` says of a forward that a backward will follow it.
         """
         with self._loading:
-            found = self.loaded.get((kernel, part, index))
+            found = self.loaded.get((kernel.tag, part, index))
             if found is not None:
                 return found
             from cuda.bindings import driver
@@ -138,7 +139,7 @@ class Gpu:
                         f"{properties.name} does not give: {status}"
                     )
             made = _Loaded(module, int(handle), kernel.threads(part), shared)
-            self.loaded[kernel, part, index] = made
+            self.loaded[kernel.tag, part, index] = made
             return made
 
     def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:
@@ -182,6 +183,7 @@ def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
 class _Call(NamedTuple):
     """What depends on shapes alone, kept from call to call; `params` is a `Params` without addresses."""
 
+    plan: Plan
     layout: Layout
     params: bytes
     blocks: int
@@ -216,6 +218,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.scratch_bytes = layout.scratch
     redo = plan.redo or plan.main
     return _Call(
+        plan=plan,
         layout=layout,
         params=bytes(p),
         blocks=blocks,
@@ -224,6 +227,22 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
         redo_bounds=redo.states_bytes(n, m, bandwidth),
         redo_counts=counts(redo),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _fused_call(
+    batch: int,
+    n: int,
+    m: int,
+    d: int,
+    dtype: torch.dtype,
+    gamma: float,
+    bandwidth: int,
+    aligned: bool,
+    save: bool,
+) -> _Call:
+    plan = config.fused_plan(n, d, dtype, bandwidth, aligned)
+    return _call(plan, batch, n, m, d, gamma, bandwidth, save)
 
 
 class _Inputs(NamedTuple):
@@ -238,24 +257,32 @@ class _Inputs(NamedTuple):
 
 
 def _params(call: _Call, inputs: _Inputs, base: int) -> Params:
-    """For the main kernel, on the buffer at `base`."""
+    """For the main kernel, on the buffer at `base`, whose front is its scratch."""
     p = Params.from_buffer_copy(call.params)
     layout = call.layout
     p.x, p.x_stride, p.y, p.y_stride, p.x_lengths, p.y_lengths = inputs
     p.states = base + layout.pairs
     p.bounds = base + layout.pairs + call.bounds
-    p.rows, p.more_rows = base + layout.rows, base + layout.more_rows
-    p.tickets, p.other_tickets = base, base + 4
-    p.tokens, p.health = base + layout.tokens, base + layout.health
+    p.health = base + layout.health
+    p.more_rows = base + layout.more_rows
+    _set_scratch(p, layout, base)
     return p
 
 
-def _turn_to_redo(p: Params, call: _Call, base: int, restore: bool) -> None:
+def _set_scratch(p: Params, layout: Layout, scratch: int) -> None:
+    p.tickets, p.other_tickets, p.tokens = scratch, scratch + 4, scratch + layout.tokens
+    p.rows = scratch + layout.rows
+    if layout.more_rows < layout.scratch:
+        p.more_rows = scratch + layout.more_rows
+
+
+def _turn_to_redo(p: Params, call: _Call, restore: bool) -> None:
     """Makes the main kernel's `p` that of the launch after it, which is to `restore` the scratch or not."""
     p.strips, p.checkpoints, p.bound_columns = call.redo_counts
-    p.bounds = base + call.layout.pairs + call.redo_bounds
-    p.tickets, p.other_tickets = base + 4, base
-    p.redo, p.scratch = 1, base if restore else 0
+    p.bounds += call.redo_bounds - call.bounds
+    p.scratch = p.tickets if restore else 0
+    p.tickets, p.other_tickets = p.other_tickets, p.tickets
+    p.redo = 1
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
@@ -291,19 +318,9 @@ def _aligned(inputs: _Inputs, element_size: int) -> bool:
 
 
 def _forward(
-    plan: Plan,
-    inputs: _Inputs,
-    batch: int,
-    n: int,
-    m: int,
-    d: int,
-    gamma: float,
-    bandwidth: int,
-    save: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    call: _Call, inputs: _Inputs, batch: int, save: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    call = _call(plan, batch, n, m, d, gamma, bandwidth, save)
+    plan = call.plan
     value = gpu.empty(batch, dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
@@ -313,7 +330,7 @@ def _forward(
     queue.fill_with_ones(base, call.layout.filled)
     queue.run(plan.main, FORWARD, p, call.blocks)
     if plan.redo is not None:
-        _turn_to_redo(p, call, base, restore=save)
+        _turn_to_redo(p, call, restore=save)
         p.save = 0
         queue.run(plan.redo, FORWARD, p, call.redo_blocks)
     elif save:
@@ -323,22 +340,15 @@ def _forward(
 
 
 def _backward(
-    plan: Plan,
+    call: _Call,
     inputs: _Inputs,
     grad: Tensor,
     value: Tensor,
     state: Tensor,
-    batch: int,
-    n: int,
-    m: int,
-    d: int,
-    gamma: float,
-    bandwidth: int,
     grad_x: Tensor | None,
     grad_y: Tensor | None,
 ) -> None:
-    device = value.device
-    call = _call(plan, batch, n, m, d, gamma, bandwidth, True)
+    plan, device = call.plan, value.device
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     base = state.data_ptr()
@@ -361,12 +371,46 @@ def _backward(
     queue = gpu.queue(device)
     queue.run(plan.main, BACKWARD, p, call.blocks)
     if plan.redo is not None:
-        _turn_to_redo(p, call, base, restore=True)
+        _turn_to_redo(p, call, restore=True)
         p.save = 1
         queue.run(plan.redo, REDO, p, call.redo_blocks)
     else:
         queue.fill_with_ones(base, call.layout.scratch)
     queue.close()
+
+
+def _forward_and_backward(
+    call: _Call,
+    inputs: _Inputs,
+    batch: int,
+    weight: float,
+    grad_x: Tensor | None,
+    grad_y: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    """The backward's scratch lies before the forward's, so that one fill prepares both."""
+    plan, layout = call.plan, call.layout
+    value = gpu.empty(batch, torch.float32, device)
+    buffer = gpu.empty(layout.pairs + layout.total, torch.uint8, device)
+    second = buffer.data_ptr()
+    base = second + layout.pairs
+    p = _params(call, inputs, base)
+    p.value, p.save = value.data_ptr(), 1
+    queue = gpu.queue(device)
+    queue.fill_with_ones(second, layout.pairs + layout.filled)
+    queue.run(plan.main, FORWARD, p, call.blocks)
+    _set_scratch(p, layout, second)
+    p.turns, p.weight = second + layout.turns, weight
+    if grad_x is not None:
+        p.grad_x = p.sum_x = grad_x.data_ptr()
+    if grad_y is not None:
+        p.grad_y = p.sum_y = grad_y.data_ptr()
+    queue.run(plan.main, BACKWARD, p, call.blocks)
+    if plan.redo is not None:
+        _turn_to_redo(p, call, restore=False)
+        queue.run(plan.redo, REDO, p, call.redo_blocks)
+    queue.close()
+    return value
 
 
 def fused_forward(
@@ -383,9 +427,9 @@ def fused_forward(
     (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
     batch = y_batch if x_batch == 1 else x_batch
     inputs = _inputs_of(x, y, x_lengths, y_lengths)
-    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(inputs, x.element_size()))
-    dtype = value_dtype(x.dtype)
-    return _forward(plan, inputs, batch, n, m, d, gamma, bandwidth, save, dtype, x.device)
+    aligned = _aligned(inputs, x.element_size())
+    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, save)
+    return _forward(call, inputs, batch, save, value_dtype(x.dtype), x.device)
 
 
 def fused_backward(
@@ -406,15 +450,30 @@ def fused_backward(
     (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
     batch = y_batch if x_batch == 1 else x_batch
     inputs = _inputs_of(x, y, x_lengths, y_lengths)
-    plan = config.fused_plan(n, d, x.dtype, bandwidth, _aligned(inputs, x.element_size()))
+    aligned = _aligned(inputs, x.element_size())
+    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, True)
     new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
     grad_x = grad_y = None
     if need_x:
         grad_x = new((batch, n, d), x.dtype if x_batch == batch else value.dtype, x.device)
     if need_y:
         grad_y = new((batch, m, d), y.dtype if y_batch == batch else value.dtype, x.device)
-    _backward(plan, inputs, grad, value, state, batch, n, m, d, gamma, bandwidth, grad_x, grad_y)
+    _backward(call, inputs, grad, value, state, grad_x, grad_y)
     return grad_x, grad_y
+
+
+def fused_at_once(
+    x: Tensor, y: Tensor, gamma: float, bandwidth: int, weight: float, need_x: bool, need_y: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Values (B,) of float32 x (B, N, D) against y (B, M, D), and the gradients of weight times their sum."""
+    x, y = _rows_contiguous(x), _rows_contiguous(y)
+    (batch, n, d), m = x.shape, y.shape[1]
+    inputs = _inputs_of(x, y, None, None)
+    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, _aligned(inputs, 4), True)
+    grad_x = gpu.empty((batch, n, d), x.dtype, x.device) if need_x else None
+    grad_y = gpu.empty((batch, m, d), y.dtype, x.device) if need_y else None
+    value = _forward_and_backward(call, inputs, batch, weight, grad_x, grad_y, x.device)
+    return value, grad_x, grad_y
 
 
 def cost_forward(
@@ -428,10 +487,9 @@ def cost_forward(
     """Values (B,) of cost matrices (B, N, M), and the state that the backward needs."""
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
-    plan = config.cost_plan(n, cost.dtype, bandwidth)
+    call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, save)
     inputs = _inputs_of(cost, None, x_lengths, y_lengths)
-    dtype = value_dtype(cost.dtype)
-    return _forward(plan, inputs, batch, n, m, 1, gamma, bandwidth, save, dtype, cost.device)
+    return _forward(call, inputs, batch, save, value_dtype(cost.dtype), cost.device)
 
 
 def cost_backward(
@@ -447,9 +505,9 @@ def cost_backward(
     """(B, N, M): grad_b times the soft alignment E of eq. (8)."""
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
-    plan = config.cost_plan(n, cost.dtype, bandwidth)
+    call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, True)
     inputs = _inputs_of(cost, None, x_lengths, y_lengths)
     # Cells that no kernel visits, outside the band or in the padding, are zeros.
     gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
-    _backward(plan, inputs, grad, value, state, batch, n, m, 1, gamma, bandwidth, gradient, None)
+    _backward(call, inputs, grad, value, state, gradient, None)
     return gradient

@@ -20,7 +20,7 @@ _POINTERS = (
     ),
 )
 _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "scratch_bytes", "grad_stride")
-_DOUBLES = ("scale", "unscale")
+_DOUBLES = ("scale", "unscale", "weight")
 _INTS = (
     *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
     *("redo", "blocks", "save", "grad_x_wide", "grad_y_wide"),

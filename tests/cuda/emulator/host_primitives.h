@@ -26,6 +26,7 @@ typedef long long i64;
 
 #define KERNEL extern "C" __attribute__((used)) void
 #define DEVICE static inline __attribute__((unused))
+#define DEVICE_CALL static __attribute__((noinline, unused))
 #define THREADS_PER_BLOCK(threads, blocks_per_sm)
 #define GRID_CONSTANT
 #define UNROLL

@@ -23,7 +23,7 @@
 
 #define SUBWALKS (CHECKPOINT / SUBWALK)
 #if WIDE
-#define UNROLL_STEPS UNROLL_BY(1)  // rarely run: smaller code, quicker to compile
+#define UNROLL_STEPS UNROLL_BY(1)  // rarely run: smaller code, quicker to compile, and rare cases are not set apart
 #else
 #define UNROLL_STEPS UNROLL
 #endif
@@ -75,19 +75,22 @@ struct Costs {
 DEVICE Costs open_costs(const Params& p, const Strip& s) {
   return Costs{(const element*)p.x + s.pair * p.x_stride, (const element*)p.y + s.pair * p.y_stride};
 }
+#if MODE == 1
+DEVICE_CALL real distance(const element* x, const element* y, i32 d) {
+  real sum = 0;
+  for (i32 k = 0; k < d; k++) {
+    real difference = (real)to_float(x[k]) - (real)to_float(y[k]);
+    sum += difference * difference;
+  }
+  return sum;
+}
+#endif
 DEVICE real scaled_cost(const Params& p, const Costs& c, const Strip& s, i32 row, i32 column) {
   if (row >= s.n || !in_band(s, row, column)) return (real)2 * FORBIDDEN_FROM;
 #if MODE == 0
   return (real)to_float(c.x[(i64)row * p.m + column]) * p.scale;
 #else
-  const element* x = c.x + (i64)row * p.d;
-  const element* y = c.y + (i64)column * p.d;
-  real sum = 0;
-  for (i32 k = 0; k < p.d; k++) {
-    real difference = (real)to_float(x[k]) - (real)to_float(y[k]);
-    sum += difference * difference;
-  }
-  return sum * p.scale;
+  return distance(c.x + (i64)row * p.d, c.y + (i64)column * p.d, p.d) * p.scale;
 #endif
 }
 DEVICE void step_costs(real (&cost)[LANE_ROWS], const Costs& c, const Params& p, const Strip& s, i32 step) {
@@ -222,7 +225,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
           if (eight & 8) renormalize(w);
         }
       };
-      if (s.is_last) walk(Yes{});
+      if (WIDE || s.is_last) walk(Yes{});
       else walk(No{});
       warp_barrier();
       i32 column = base + part + lane - (STRIP_ROWS - 1);
@@ -238,7 +241,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
       warp_barrier();
     }
   }
-  const bool again = p.redo && p.save;  // the value is known, only the states are wanted
+  const bool again = p.redo && p.save && p.grad;  // the value is known, only the states are wanted
   if (s.is_last && lane == 0 && !again) {
     ((result_type*)p.value)[s.pair] = (result_type)(((double)result.n - log2_exact((double)result.f)) * p.unscale);
 #if !WIDE
@@ -392,7 +395,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const HandoffRow row = handoff_row(p, s.pair);
   const StoredState* bound = saved_bound(p, s, s.index - 1);
   const double value = (double)((const result_type*)p.value)[s.pair];
-  const double grad = (double)((const result_type*)p.grad)[s.pair * p.grad_stride];
+  const double grad = (double)gradient_of_value(p, s.pair);
   // No path at all: nothing to pass back. A NaN poisons the sample.
   const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
   const i32 end = s.is_last ? final_step(s) : -1;
@@ -577,7 +580,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         }
       };
       UNROLL_BY(1) for (i32 part = SUBWALK - AT_A_TIME; part >= 0; part -= AT_A_TIME) {
-        if (end >= first + part && end < first + part + AT_A_TIME) sweep_part(Yes{}, part);
+        if (WIDE || (end >= first + part && end < first + part + AT_A_TIME)) sweep_part(Yes{}, part);
         else sweep_part(No{}, part);
       }
       warp_barrier();

@@ -14,6 +14,7 @@ typedef long long i64;
 
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
+#define DEVICE_CALL __device__ __noinline__  // one copy, for what is rarely run: quicker to compile
 #define THREADS_PER_BLOCK(threads, blocks_per_sm) __launch_bounds__(threads, blocks_per_sm)
 #define GRID_CONSTANT __grid_constant__
 #define UNROLL _Pragma("unroll")

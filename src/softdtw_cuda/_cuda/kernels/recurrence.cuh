@@ -23,7 +23,7 @@ struct Params {
   const void* y;            // (B, M, D)
   const i32* x_lengths;     // (B,) or null
   const i32* y_lengths;
-  const void* grad;         // (B,) gradient of the value
+  const void* grad;         // (B,) gradient of the value; null for `weight`, and then a second walk finds the value too
   void* value;              // (B,)
   void* grad_x;             // (B, N, D), or (B, N, M) for a cost matrix; null when not wanted
   void* grad_y;             // (B, M, D); null when not wanted
@@ -48,6 +48,7 @@ struct Params {
   i64 grad_stride;          // of `grad`; 0 when one number stands for all samples
   double scale;             // log2(e) / gamma
   double unscale;           // gamma * ln(2)
+  double weight;            // gradient of every sample's value where `grad` is null
   i32 batch, n, m, d;
   i32 bandwidth;            // |i - j| <= bandwidth; at least n + m when there is no band
   i32 strips;               // strips of the longest sample
@@ -81,6 +82,9 @@ typedef double result_type;  // of values and of summed gradients
 typedef float result_type;
 #endif
 
+DEVICE result_type gradient_of_value(const Params& p, i32 pair) {
+  return p.grad ? ((const result_type*)p.grad)[pair * p.grad_stride] : (result_type)p.weight;
+}
 DEVICE void store_gradient(void* base, i64 index, result_type v, i32 wide) {
 #if INPUT == 2
   if (wide) ((float*)base)[index] = v; else ((u16*)base)[index] = float_to_half(v);

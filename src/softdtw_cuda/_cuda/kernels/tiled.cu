@@ -194,16 +194,21 @@ struct Quad { float v[4]; };
 #if INPUT == 0
 typedef Word4 PackedQuad;
 DEVICE Quad unpack(const PackedQuad& w) { return Quad{{float_of(w.a), float_of(w.b), float_of(w.c), float_of(w.d)}}; }
-DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
-  return PackedQuad{bits_of(row[k < last ? k : last]), bits_of(row[k + 1 < last ? k + 1 : last]),
-                    bits_of(row[k + 2 < last ? k + 2 : last]), bits_of(row[k + 3 < last ? k + 3 : last])};
+DEVICE PackedQuad gather(const element* from) {
+  return PackedQuad{bits_of(from[0]), bits_of(from[1]), bits_of(from[2]), bits_of(from[3])};
 }
 #else
 typedef Word2 PackedQuad;
 DEVICE Quad unpack(const PackedQuad& w) { return Quad{{low_of(w.a), high_of(w.a), low_of(w.b), high_of(w.b)}}; }
-DEVICE PackedQuad gather(const element* row, i32 k, i32 last) {
-  return PackedQuad{(u32)row[k < last ? k : last] | (u32)row[k + 1 < last ? k + 1 : last] << 16,
-                    (u32)row[k + 2 < last ? k + 2 : last] | (u32)row[k + 3 < last ? k + 3 : last] << 16};
+DEVICE PackedQuad gather(const element* from) {
+  return PackedQuad{(u32)from[0] | (u32)from[1] << 16, (u32)from[2] | (u32)from[3] << 16};
+}
+#endif
+#if FIT == 0
+// Undoes the reading of a quad from `by` features further left; of four or more, none is inside.
+DEVICE void shift_down(Quad& quad, i32 by) {
+  if (by & 1) { quad.v[0] = quad.v[1]; quad.v[1] = quad.v[2]; quad.v[2] = quad.v[3]; }
+  if (by & 2) { quad.v[0] = quad.v[2]; quad.v[1] = quad.v[3]; }
 }
 #endif
 template <int ROWS> struct Rows { PackedQuad quads[ROWS * QUADS_PER_ROW / GROUP]; };
@@ -217,11 +222,10 @@ template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 fir
     i32 offset = (row < last ? row : last) * f.d;
 #if FIT == 2
     block.quads[i] = *(const PackedQuad*)(base + offset + k);
-#elif FIT == 1
-    const i32 last_quad = f.d - 4 - slice * DIMS;
-    block.quads[i] = *(const PackedQuad*)(base + offset + (k < last_quad ? k : last_quad));
 #else
-    block.quads[i] = gather(base + offset, k, f.d - 1 - slice * DIMS);
+    const i32 last_quad = f.d - 4 - slice * DIMS;
+    const element* from = base + offset + (k < last_quad ? k : last_quad);
+    block.quads[i] = FIT == 1 ? *(const PackedQuad*)from : gather(from);
 #endif
   }
   return block;
@@ -236,10 +240,16 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
   const i32 k = thread % QUADS_PER_ROW * 4;
   float middle[4];
   UNROLL for (int j = 0; j < 4; j++) middle[j] = centre[k + j];
+#if FIT == 0
+  const i32 past = k - (f.d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
+#endif
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
     i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
     bool real_row = first_row + row < f.count;
     Quad quad = unpack(block.quads[i]);
+#if FIT == 0
+    shift_down(quad, moved);
+#endif
     sum[i] = 0.0f;
     UNROLL for (int j = 0; j < 4; j++) {
       bool inside = real_row && (FIT == 2 || slice * DIMS + (FIT == 1 ? k : k + j) < f.d);
@@ -274,13 +284,9 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 #if MODE == 3 && (SLICED || DIMS > 64)
 DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
   const Features x = features_x(p, s);
-  constexpr int AT_ONCE = DIMS <= 64 ? LANE_ROWS : 1;
-  UNROLL_BY(1) for (i32 first = 0; first < LANE_ROWS; first += AT_ONCE) {
-    RowBlock block[AT_ONCE];
-    UNROLL for (int i = 0; i < AT_ONCE; i++) block[i] = fetch_rows(x, s.first_row + (first + i) * 32, slice, thread);
-    UNROLL for (int i = 0; i < AT_ONCE; i++)
-      stage_rows(planes + (first + i) * 32, STRIP_ROWS, block[i], x, s.first_row + (first + i) * 32, centre, scale, nullptr, nullptr,
-                 slice, thread);
+  UNROLL_BY(1) for (i32 first = 0; first < STRIP_ROWS; first += 32) {
+    const RowBlock block = fetch_rows(x, s.first_row + first, slice, thread);
+    stage_rows(planes + first, STRIP_ROWS, block, x, s.first_row + first, centre, scale, nullptr, nullptr, slice, thread);
   }
 }
 #endif
@@ -324,12 +330,16 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
     const MeasuredRow row = measured_row(x, y, s, r);
     double sum = 0.0;
     float largest = 0.0f;
-    if (row.there)
-      UNROLL_BY(4) for (i32 k = lane; k < p.d; k += 32) {
-        float v = to_float(row.at[k]) - centre_at(frame, x, y, s, k);
-        largest = max_of(largest, size_of(v));
-        sum += (double)v * (double)v;
-      }
+    auto measure = [&](i32 k, float centre) {
+      float v = to_float(row.at[k]) - centre;
+      largest = max_of(largest, size_of(v));
+      sum += (double)v * (double)v;
+    };
+    if (row.there) {
+      i32 k = lane;
+      UNROLL_BY(4) for (; k < p.d && k < MOST_CENTRES; k += 32) measure(k, frame.centre[k]);
+      UNROLL_BY(1) for (; k < p.d; k += 32) measure(k, centre_of(x, y, s, k));
+    }
     measure_row(frame, r, sum, largest);
   }
   block_barrier();
@@ -437,13 +447,14 @@ struct CostShared {
 #define ROW_TILES (STRIP_ROWS / 16)
 #define WARPS_PER_ROW_TILE (4 / ROW_TILES)
 #define COLUMN_TILES (4 / WARPS_PER_ROW_TILE)  // 8 columns each, per warp
+#define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
 #endif
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
 #if MODE == 3
-#if DIMS <= 64
-  u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A; more of them than this are read as they are needed
+#if KEEP_X
+  u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A
 #endif
   RowBlock next;              // y of the next tile
 #elif MODE == 1
@@ -471,7 +482,7 @@ DEVICE void load_x_fragment(u32 (&a)[PLANES][4], const PlaneRow* x, i32 k_step, 
   UNROLL for (int plane = 0; plane < PLANES; plane++)
     load_matrices(a[plane], &x[plane * STRIP_ROWS + first + (matrix & 1) * 8 + (lane & 7)][k_step * 16 + (matrix >> 1) * 8]);
 }
-#if DIMS <= 64
+#if KEEP_X
 DEVICE void load_x_fragments(CostMaker& maker, const PlaneRow* x, i32 thread) {
   UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) load_x_fragment(maker.x[k_step], x, k_step, thread);
 }
@@ -482,10 +493,10 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame,
   CostMaker maker;
   maker.bad = false;
 #if MODE == 3
-#if !SLICED
-#if DIMS <= 64
+#if KEEP_X
   load_x_fragments(maker, frame.x, thread);
 #endif
+#if !SLICED
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
 #elif MODE == 1
@@ -601,17 +612,20 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
 #endif
     group_barrier(COST_BARRIER, GROUP);
-#if SLICED
-    load_x_fragments(maker, shared.x, thread);
-#endif
-#if DIMS > 64
-    const i32 k_steps = FIT == 2 ? K_STEPS : (p.d + 15) / 16;
-    UNROLL_BY(2) for (i32 k_step = 0; k_step < k_steps; k_step++) {
-      u32 x[PLANES][4];
-      load_x_fragment(x, frame.x, k_step, thread);
-#else
+#if KEEP_X
     UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
       const u32 (&x)[PLANES][4] = maker.x[k_step];
+#else
+#if SLICED
+    const PlaneRow* x_planes = shared.x;
+    const i32 k_steps = K_STEPS;
+#else
+    const PlaneRow* x_planes = frame.x;
+    const i32 k_steps = FIT == 2 ? K_STEPS : (p.d + 15) / 16;
+#endif
+    UNROLL_BY(2) for (i32 k_step = 0; k_step < k_steps; k_step++) {
+      u32 x[PLANES][4];
+      load_x_fragment(x, x_planes, k_step, thread);
 #endif
       // As above, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
       u32 b[PLANES][COLUMN_TILES / 2][4];
@@ -702,12 +716,9 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
 
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
-    i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
-    make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
-    block_barrier();
-    for (i32 chunk = begin; chunk <= finish; chunk++) {
-      tile = chunk + 1;
+    CostMaker maker = open_costs(p, s, shared.frame, begin, thread);
+    for (i32 chunk = begin - 1; chunk <= finish; chunk++) {
+      const i32 tile = chunk + 1;
       if (tile <= tiles_end)
         make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
       block_barrier();
@@ -853,7 +864,7 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)  // 8 features each, per warp
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
-#define FOUR_TILES (GX_TILES < 4 ? GX_TILES : 4)
+#define TILES_AT_ONCE (GX_TILES < 4 || DIMS > 64 ? 2 : 4)  // of gX, by what registers there are beside its sums
 #endif
 
 // -- gX
@@ -931,17 +942,20 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   }
 #endif
 #endif
-  u32 e_rows[2][ALIGN_PLANES][4];
-  UNROLL for (int k_step = 0; k_step < 2; k_step++)
+  // 16 columns of the strip's rows of E as a fragment of A, added to the sums of rows.
+  auto read_align = [&](u32 (&e)[ALIGN_PLANES][4], i32 first_column) {
     UNROLL for (int r = 0; r < 4; r++) {
-      i32 row = row_tile + g + (r & 1) * 8, column = k_step * 16 + 2 * t + (r >> 1) * 8;
+      i32 row = row_tile + g + (r & 1) * 8, column = first_column + 2 * t + (r >> 1) * 8;
       float a = align_at(ring, start, row, column), b = align_at(ring, start, row, column + 1);
       maker.row_sum[r & 1] += a + b;
       u32 planes[ALIGN_PLANES];
       split(planes, a, b);
-      UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_rows[k_step][plane][r] = planes[plane];
+      UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e[plane][r] = planes[plane];
     }
+  };
 #if SLICED
+  u32 e_rows[2][ALIGN_PLANES][4];
+  UNROLL for (int k_step = 0; k_step < 2; k_step++) read_align(e_rows[k_step], k_step * 16);
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
     maker.next = fetch_rows(y, tile * 32, slice, thread);
@@ -953,46 +967,70 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
     }
     stage_x(shared.x, p, s, centre, frame_scale(frame), slice, thread);
     stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
-    float sum[GX_TILES][4];
-    UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0.0f;
 #else
   {
-    float (&sum)[GX_TILES][4] = maker.sum;
 #endif
     meet_for_gradients();
     // gX += E Y: k runs over columns, so y's planes are read transposed.
-    if (p.grad_x)
-      UNROLL for (int four = 0; four < GX_TILES; four += FOUR_TILES) {
-        float c[FOUR_TILES][4], cross[FOUR_TILES][4];
-        UNROLL for (int i = 0; i < FOUR_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
-        UNROLL for (int k_step = 0; k_step < 2; k_step++) {
-          u32 b[PLANES][FOUR_TILES / 2][4];
-          UNROLL for (int plane = 0; plane < PLANES; plane++)
-            UNROLL for (int pair = 0; pair < FOUR_TILES / 2; pair++)
-              load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
-                                                                [(first_tile_of_warp + four + pair * 2 + (matrix >> 1)) * 8]);
-          multiply(c, cross, e_rows[k_step], b);
-        }
-        UNROLL for (int i = 0; i < FOUR_TILES; i++)
-          UNROLL for (int e = 0; e < 4; e++) sum[four + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
-      }
+    auto multiply_by = [&](float (&c)[TILES_AT_ONCE][4], float (&cross)[TILES_AT_ONCE][4], const u32 (&e)[ALIGN_PLANES][4], i32 k_step, int first) {
+      u32 b[PLANES][TILES_AT_ONCE / 2][4];
+      UNROLL for (int plane = 0; plane < PLANES; plane++)
+        UNROLL for (int pair = 0; pair < TILES_AT_ONCE / 2; pair++)
+          load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                            [(first_tile_of_warp + first + pair * 2 + (matrix >> 1)) * 8]);
+      multiply(c, cross, e, b);
+    };
+    auto clear = [](float (&c)[TILES_AT_ONCE][4]) {
+      UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = 0.0f;
+    };
 #if SLICED
-    // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
     if (p.grad_x)
-      UNROLL for (int i = 0; i < GX_TILES; i++)
-        UNROLL for (int e = 0; e < 4; e++) {
-          i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t + (e & 1);
-          if (row < s.n && k < p.d) {
-            float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
-            *at = (first_time ? 0.0f : *at) + sum[i][e];
+      UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
+        float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
+        clear(c);
+        clear(cross);
+        UNROLL for (int k_step = 0; k_step < 2; k_step++) multiply_by(c, cross, e_rows[k_step], k_step, first);
+        // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
+        UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
+          UNROLL for (int e = 0; e < 4; e++) {
+            i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + first + i) * 8 + 2 * t + (e & 1);
+            if (row < s.n && k < p.d) {
+              float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
+              *at = (first_time ? 0.0f : *at) + (c[i][e] + cross[i][e] * LOW_PLANE);
+            }
           }
+      }
+#else
+    if (p.grad_x)  // one half of the columns after the other: both at once are more than the registers hold
+      UNROLL_BY(1) for (i32 k_step = 0; k_step < 2; k_step++) {
+        u32 e_rows[ALIGN_PLANES][4];
+        read_align(e_rows, k_step * 16);
+        UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
+          float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
+          clear(c);
+          clear(cross);
+          multiply_by(c, cross, e_rows, k_step, first);
+          UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
+            UNROLL for (int e = 0; e < 4; e++) maker.sum[first + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
         }
+      }
 #endif
   }
 }
 #endif
 
-DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, float factor, i32 thread) {
+#if MODE == 3
+struct ClosingShared {
+  float sum[STRIP_ROWS];
+#if !SLICED
+  alignas(8) float product[STRIP_ROWS][DIMS + 8];
+#endif
+};
+#else
+struct ClosingShared {};
+#endif
+DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, ClosingShared& rows,
+                         float factor, i32 thread) {
   const i32 lane = thread & 31, warp = thread >> 5;
   if (!p.grad_x) return;
 #if MODE == 1
@@ -1012,25 +1050,46 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
     maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 2);
   }
   Features x = features_x(p, s);
-#if SLICED
-  UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++)
-#else
-  const i32 slice = 0;
+  // Through shared memory (`rows`) into whole rows: of this many features fewer registers hold what is under way, and the
+  // compiler has less to do.
+  if (t == 0)
+    UNROLL for (int h = 0; h < 2; h++) rows.sum[row_tile + g + h * 8] = maker.row_sum[h];
+#if !SLICED
+  UNROLL for (int i = 0; i < GX_TILES; i++)
+    UNROLL for (int h = 0; h < 2; h++)
+      *(Pair*)&rows.product[row_tile + g + h * 8][(warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t] =
+          Pair{maker.sum[i][h * 2], maker.sum[i][h * 2 + 1]};
 #endif
-    UNROLL for (int i = 0; i < GX_TILES; i++)
-      UNROLL for (int e = 0; e < 4; e++) {
-        i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t + (e & 1);
-        if (row < s.n && k < p.d) {
-          i64 at = ((i64)s.pair * p.n + row) * p.d + k;
+  group_barrier(COST_BARRIER, GROUP);  // the cost makers are done with it
+  const float unscale = frame_unscale(frame);
+  UNROLL_BY(1) for (i32 first = warp * 8; first < STRIP_ROWS; first += 32) {  // eight rows of the strip at a time
+    const i32 count = s.n - s.first_row - first;                              // of them, those that there are
+    const i64 start = ((i64)s.pair * p.n + s.first_row + first) * p.d;
+    const element* from = x.rows + (i64)(s.first_row + first) * p.d;
+    if (count > 0)
+      UNROLL_BY(1) for (i32 k = lane; k < p.d; k += 32) {
+        element v[8];
+        float product[8];
+        UNROLL for (int i = 0; i < 8; i++) {
+          const i32 offset = (i < count ? i : count - 1) * p.d + k;
+          v[i] = from[offset];
 #if SLICED
-          float sum = ((float*)p.sum_x)[at], centre = centre_at(frame, x, x, s, k);
+          product[i] = ((const float*)p.sum_x)[start + offset];
 #else
-          float sum = maker.sum[i][e], centre = frame.centre[k];
+          product[i] = rows.product[first + i][k];
 #endif
-          float v = feature(x, row, k) - centre;
-          store_gradient(p.grad_x, at, 2.0f * factor * (v * maker.row_sum[e >> 1] - sum * frame_unscale(frame)), p.grad_x_wide);
         }
+#if SLICED
+        const float centre = centre_at(frame, x, x, s, k);
+#else
+        const float centre = frame.centre[k];
+#endif
+        UNROLL for (int i = 0; i < 8; i++)
+          if (i < count)
+            store_gradient(p.grad_x, start + i * p.d + k,
+                           2.0f * factor * ((to_float(v[i]) - centre) * rows.sum[first + i] - product[i] * unscale), p.grad_x_wide);
       }
+  }
 #endif
 }
 
@@ -1210,6 +1269,7 @@ DEVICE Duty duty_of(i32 warp) {
     default: return Duty{GRAD_Y, 2};
   }
 }
+static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs), "the costs are done with when a strip is closed");
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
 #if HAS_BACKWARD
 KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
@@ -1351,24 +1411,18 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       block_barrier();
     }
   } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
-    const i32 begin = last_tile(s), lowest = first_tile(s);
-    i32 tile = begin;
-    CostMaker maker = open_costs(p, s, shared.frame, tile, thread);
-    const i32 needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
-    for (; tile >= lowest && tile >= needed; tile--) {
-      make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
-      group_barrier(COST_BARRIER, GROUP);
-    }
-    block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
-      if (tile >= lowest && tile == needed - 1 - slot) {
+    // The slots before the first, in which the others wait, make what recompute will find there.
+    const i32 begin = last_tile(s), lowest = first_tile(s), needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
+    CostMaker maker = open_costs(p, s, shared.frame, begin, thread);
+    for (i32 slot = begin >= needed ? needed - 1 - begin : -1; slot < slots; slot++) {
+      const i32 tile = needed - 1 - slot;
+      if (tile <= begin && tile >= lowest)
         make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
-        tile--;
-      }
-      block_barrier();
+      if (slot < -1) group_barrier(COST_BARRIER, GROUP);
+      else block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const float factor = ((const float*)p.grad)[s.pair * p.grad_stride];
+    const float factor = gradient_of_value(p, s.pair);
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
@@ -1384,9 +1438,9 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-    close_grad_x(maker, p, s, shared.frame, shared.grads, factor, thread);
+    close_grad_x(maker, p, s, shared.frame, shared.grads, *(ClosingShared*)shared.costs, factor, thread);
   } else if (duty.role == GRAD_Y) {
-    const float factor = ((const float*)p.grad)[s.pair * p.grad_stride];
+    const float factor = gradient_of_value(p, s.pair);
     const Neighbours neighbours = neighbours_of(p, s);
     block_barrier();
     for (i32 slot = 0; slot < slots; slot++) {
