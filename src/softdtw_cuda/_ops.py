@@ -418,7 +418,7 @@ class _FusedAtOnce(torch.autograd.Function):
         value, grad_x, grad_y = backend(x.device.type).fused_at_once(
             x, y, gamma, bandwidth, weight, need_x, need_y
         )
-        ctx.save_for_backward(grad_x, grad_y)
+        ctx.save_for_backward(x, y, grad_x, grad_y)  # x and y: changing them must be an error as ever
         return reduced(value, reduction)
 
     @staticmethod
@@ -426,7 +426,7 @@ class _FusedAtOnce(torch.autograd.Function):
         _refuse_second_order()
         if grad.dim():
             grad = grad.view(-1, 1, 1)
-        grad_x, grad_y = ctx.saved_tensors
+        _, _, grad_x, grad_y = ctx.saved_tensors
         x_product = None if grad_x is None else grad_x * grad
         y_product = None if grad_y is None else grad_y * grad
         return x_product, y_product, None, None, None

@@ -94,7 +94,7 @@ class Gpu:
         self.threads = threading.local()
         self.launch_kernel: Any = None
         self.set_words: Any = None
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()
         self._compiling: dict[tuple[Kernel, str, str], Future[bytes]] = {}
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -114,7 +114,8 @@ class Gpu:
     def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
 
-        `save` says of a forward that a backward will follow it.
+        `save` says of a forward that a backward will follow it. Where a backward is redone, a forward without
+        gradients will be: that part is loaded too, since in the capture of a graph it could not be.
         """
         with self._loading:
             found = self.loaded.get((kernel.tag, part, index))
@@ -140,6 +141,8 @@ class Gpu:
                     )
             made = _Loaded(module, int(handle), kernel.threads(part), shared)
             self.loaded[kernel.tag, part, index] = made
+            if part == REDO:
+                self.load(kernel, FORWARD, index, save=False)
             return made
 
     def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:
