@@ -433,10 +433,14 @@ class _FusedAtOnce(torch.autograd.Function):
 
 
 _MOST_CELLS_AT_ONCE = 2**18
+_MOST_NUMBERS_AT_ONCE = 2**16
 
 
 def _at_once(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
-    """Whether there are few cells. With lengths, an infinite gradient would reach the padding as NaN."""
+    """Whether there are few cells, and few numbers, since gradients are kept from the forward on.
+
+    Not with lengths: a gradient that is not finite would reach the padding as NaN.
+    """
     return (
         x.device.type == "cuda"
         and x.dtype == torch.float32
@@ -444,6 +448,7 @@ def _at_once(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor |
         and y_lengths is None
         and x.shape[0] == y.shape[0]
         and x.shape[0] * x.shape[1] * y.shape[1] <= _MOST_CELLS_AT_ONCE
+        and x.numel() + y.numel() <= _MOST_NUMBERS_AT_ONCE
         and torch.version.hip is None
     )
 
