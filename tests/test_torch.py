@@ -139,6 +139,15 @@ class TestCompile:
         for grad, expected_grad in zip((x.grad, y.grad), expected_grads, strict=True):
             torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
 
+    def test_nothing_of_ours_is_warned_about(self, device: str) -> None:
+        compiled = torch.compile(
+            lambda x, y: softdtw(x, y, fused=True), fullgraph=True, backend="aot_eager"
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled(*inputs(device)).sum().backward()
+        assert [each for each in caught if "lru_cache" in str(each.message)] == []
+
     def test_lengths_as_graph_inputs(self, device: str) -> None:
         def loss(x: torch.Tensor, y: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             return softdtw(x, y, x_lengths=lengths, bandwidth=20)

@@ -52,8 +52,7 @@ _cost_backward = torch.ops.softdtw_cuda.cost_backward.default
 # Backends
 
 
-@functools.cache
-def backend(device_type: str) -> Any:
+def _find_backend(device_type: str) -> Any:
     """The module that computes for this kind of device."""
     if device_type == "cpu":
         try:
@@ -79,9 +78,14 @@ def backend(device_type: str) -> Any:
     return _reference
 
 
+backend: Callable[[str], Any] = functools.cache(_find_backend)
+
+
 def kernel_missing(device_type: str) -> str | None:
     """Why tensors of this device have no fused kernel; None where they have one."""
-    if device_type == "cpu" and backend("cpu") is _reference:
+    # torch's compiler traces through a cache and warns that it does.
+    find = _find_backend if torch.compiler.is_compiling() else backend
+    if device_type == "cpu" and find("cpu") is _reference:
         return "CPU tensors need numba, which is not installed (`pip install numba`)"
     if device_type == "cuda" and torch.version.hip is not None:
         return "there are no kernels for ROCm yet"
