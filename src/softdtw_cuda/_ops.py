@@ -440,7 +440,7 @@ _MOST_CELLS_AT_ONCE = 2**18
 _MOST_NUMBERS_AT_ONCE = 2**16
 
 
-def _at_once(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
+def is_small(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
     """Whether there are few cells, and few numbers, since gradients are kept from the forward on.
 
     Not with lengths: a gradient that is not finite would reach the padding as NaN.
@@ -569,15 +569,19 @@ def fused(
     x_lengths: Tensor | None,
     y_lengths: Tensor | None,
     reduction: Reduction = "none",
+    at_once: bool = True,
 ) -> Tensor:
-    """(B,) Soft-DTW values of x and y under the squared Euclidean distance, or one number, with gradients."""
+    """(B,) Soft-DTW values of x and y under the squared Euclidean distance, or one number, with gradients.
+
+    `at_once` allows for gradients along with the values of small pairs, which rounds them differently.
+    """
     _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(x) or type(y) not in _PLAIN:
         call: Any = _FusedInTransform.apply if save and _in_transform() else _fused_forward
         value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
-    elif save and _at_once(x, y, x_lengths, y_lengths):
+    elif save and at_once and is_small(x, y, x_lengths, y_lengths):
         return _fused_at_once(x, y, gamma, bandwidth, reduction)
     elif save:
         value = _fused_with_gradient(x, y, gamma, bandwidth, x_lengths, y_lengths)

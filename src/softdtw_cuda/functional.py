@@ -282,14 +282,20 @@ def softdtw_cdist(
 
     if rows <= columns:
         pairs = _each(x, x_rows, columns)
-        values = [_softdtw(one, y, gamma, radius, metric, use_fused, length, y_rows) for one, length in pairs]
+        values = [
+            _softdtw(one, y, gamma, radius, metric, use_fused, length, y_rows, at_once=False)
+            for one, length in pairs
+        ]
     else:
         pairs = _each(y, y_rows, rows)
-        values = [_softdtw(x, one, gamma, radius, metric, use_fused, x_rows, length) for one, length in pairs]
+        values = [
+            _softdtw(x, one, gamma, radius, metric, use_fused, x_rows, length, at_once=False)
+            for one, length in pairs
+        ]
     value = torch.stack(values, 0 if rows <= columns else 1)
     if check_flag("normalize", normalize):
-        x_self = _half_self(x, gamma, radius, metric, use_fused, x_rows, first=True)
-        y_self = _half_self(y, gamma, radius, metric, use_fused, y_rows, first=False)
+        x_self = _half_self(x, gamma, radius, metric, use_fused, x_rows, first=True, at_once=False)
+        y_self = _half_self(y, gamma, radius, metric, use_fused, y_rows, first=False, at_once=False)
         value = value - x_self.unsqueeze(1) - y_self.unsqueeze(0)
     return value
 
@@ -395,28 +401,36 @@ def _softdtw(
     fused: bool,
     x_lengths: Tensor | None,
     y_lengths: Tensor | None,
+    at_once: bool = True,
 ) -> Tensor:
     if x.shape[0] == 0 or y.shape[0] == 0:
         return _empty_value(x, 0) + _empty_value(y, 0)
     if fused:
-        return _ops.fused(x, y, gamma, radius, x_lengths, y_lengths)
+        return _ops.fused(x, y, gamma, radius, x_lengths, y_lengths, at_once=at_once)
     return _ops.from_cost(_cost(x, y, metric, x_lengths, y_lengths), gamma, radius, x_lengths, y_lengths)
 
 
 def _half_self(
-    x: Tensor, gamma: float, radius: int, metric: Metric, fused: bool, lengths: Tensor | None, first: bool
+    x: Tensor,
+    gamma: float,
+    radius: int,
+    metric: Metric,
+    fused: bool,
+    lengths: Tensor | None,
+    first: bool,
+    at_once: bool,
 ) -> Tensor:
     """sdtw(x, x) / 2 for each series; `first` says on which side of the pair it is differentiated."""
     if lengths is not None and lengths.shape[0] != x.shape[0]:
         x = x.expand(lengths.shape[0], -1, -1)
     if not metric.is_named:
-        return 0.5 * _softdtw(x, x, gamma, radius, metric, fused, lengths, lengths)
+        return 0.5 * _softdtw(x, x, gamma, radius, metric, fused, lengths, lengths, at_once)
     # The named distances are symmetric, so both sides of sdtw(x, x) have the same gradient: take one of them
     # in full instead of half of each. It is half the work, and makes the gradient of the divergence exactly
     # zero at x = y, since sdtw(x, y) is differentiated on that side by the same arithmetic.
     other = x.detach()
     left, right = (x, other) if first else (other, x)
-    value = _softdtw(left, right, gamma, radius, metric, fused, lengths, lengths)
+    value = _softdtw(left, right, gamma, radius, metric, fused, lengths, lengths, at_once)
     return value - 0.5 * value.detach()
 
 
@@ -430,7 +444,9 @@ def _divergence(
     x_lengths: Tensor | None,
     y_lengths: Tensor | None,
 ) -> Tensor:
-    value = _softdtw(x, y, gamma, radius, metric, fused, x_lengths, y_lengths)
-    x_self = _half_self(x, gamma, radius, metric, fused, x_lengths, first=True)
-    y_self = _half_self(y, gamma, radius, metric, fused, y_lengths, first=False)
+    # All terms or none, for the sake of that zero. Compiled graphs never do, and must not depend on sizes.
+    at_once = not torch.compiler.is_compiling() and _ops.is_small(x, y, x_lengths, y_lengths)
+    value = _softdtw(x, y, gamma, radius, metric, fused, x_lengths, y_lengths, at_once)
+    x_self = _half_self(x, gamma, radius, metric, fused, x_lengths, first=True, at_once=at_once)
+    y_self = _half_self(y, gamma, radius, metric, fused, y_lengths, first=False, at_once=at_once)
     return value - x_self - y_self

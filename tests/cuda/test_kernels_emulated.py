@@ -341,6 +341,7 @@ OTHER_DEVICES = [
     Case(2, 100, 110, 5, device=BLACKWELL_DESKTOP, bandwidth=20),
     Case(2, 70, 80, 0, device=BLACKWELL_DESKTOP),
     Case(2, 70, 80, 130, device=AMPERE),
+    Case(2, 40, 40, 100, device=BLACKWELL_DESKTOP, dtype=BF16),
     Case(3, 140, 80, 64, device=AMPERE),
     Case(2, 100, 40, 5, device=TURING),
     Case(2, 70, 40, 33, device=TURING),
@@ -560,7 +561,7 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
     monkeypatch.setattr(_ops, "backend", lambda device_type: launch)
-    monkeypatch.setattr(_ops, "_at_once", lambda *arguments: True)
+    monkeypatch.setattr(_ops, "is_small", lambda *arguments: True)
     x, y = given.x.requires_grad_(), given.y.requires_grad_()
     loss = SoftDTW(gamma=case.gamma, reduction=reduction)(x, y)
     weights = torch.tensor([0.5, -2.0, 3.0] if reduction == "none" else 1.5, dtype=F64)
@@ -582,6 +583,31 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
     assert torch.equal(alone, both)
 
 
+@pytest.mark.parametrize("case", [Case(3, 150, 150, 5)], ids=str)
+@pytest.mark.parametrize("option", ["", "broadcast", "lengths"])
+def test_the_divergence_of_equals_has_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, case: Case, option: str
+) -> None:
+    """Not even where some of its terms could be computed at once and others could not."""
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu())
+    monkeypatch.setattr(_ops, "backend", lambda device_type: launch)
+    asked = []
+
+    def is_small(x: Tensor, y: Tensor, *lengths: Tensor | None) -> bool:
+        asked.append(lengths == (None, None) and x.shape[0] == y.shape[0])
+        return asked[-1]
+
+    monkeypatch.setattr(_ops, "is_small", is_small)
+    x = inputs_of(case).x
+    x = x[:1].expand(3, -1, -1) if option == "broadcast" else x
+    y = x.clone().requires_grad_()
+    loss = SoftDTW(normalize=True, reduction="mean")
+    loss(x[:1] if option == "broadcast" else x, y, [150] * 3 if option == "lengths" else None).backward()
+    assert asked[0] is (option == "")
+    assert (y.grad == 0).all()
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc")
 @pytest.mark.parametrize(
     "case",
@@ -601,6 +627,7 @@ RACES = [
     Case(2, 200, 150, 5, bandwidth=70, races=True),
     Case(2, 200, 70, 64, races=True),
     Case(2, 200, 70, 128, races=True),
+    Case(2, 30, 70, 65, aligned=False, races=True),
     Case(2, 200, 70, 130, races=True),
     Case(2, 200, 70, 0, races=True),
     Case(2, 200, 70, 3, dtype=F64, races=True),

@@ -73,7 +73,8 @@ def one_of_each_kind(kernels: tuple[Kernel, ...]) -> list[Kernel]:
     """Of each kind the float32 kernel with most in it: a band, features that do not fill a row."""
     kinds: dict[tuple[object, ...], Kernel] = {}
     for kernel in kernels:
-        kind = (kernel.source, kernel.mode, kernel.wide, kernel.lane_rows, kernel.sliced)
+        many = kernel.dims > config.FEATURES_AT_A_TIME
+        kind = (kernel.source, kernel.mode, kernel.wide, kernel.lane_rows, kernel.sliced, many)
         best = kinds.get(kind)
         if best is None or _weight(kernel) > _weight(best):
             kinds[kind] = kernel

@@ -66,7 +66,11 @@ class Queue:
         """Launches a part of a kernel."""
         loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
         if loaded is None:
-            loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
+            try:
+                loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
+            except BaseException:
+                self.close()
+                raise
         params.blocks = blocks
         arguments = ctypes.c_void_p(ctypes.addressof(params))
         status = self._gpu.launch_kernel(
@@ -140,9 +144,9 @@ class Gpu:
                         f"{properties.name} does not give: {status}"
                     )
             made = _Loaded(module, int(handle), kernel.threads(part), shared)
-            self.loaded[kernel.tag, part, index] = made
             if part == REDO:
                 self.load(kernel, FORWARD, index, save=False)
+            self.loaded[kernel.tag, part, index] = made
             return made
 
     def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:

@@ -1052,7 +1052,7 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
   Features x = features_x(p, s);
   // Through shared memory (`rows`) into whole rows: of this many features fewer registers hold what is under way, and the
   // compiler has less to do.
-  if (t == 0)
+  if (t == 0 && warp < ROW_TILES)  // with fewer tiles than warps two have the same rows
     UNROLL for (int h = 0; h < 2; h++) rows.sum[row_tile + g + h * 8] = maker.row_sum[h];
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++)
@@ -1269,7 +1269,8 @@ DEVICE Duty duty_of(i32 warp) {
     default: return Duty{GRAD_Y, 2};
   }
 }
-static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs), "the costs are done with when a strip is closed");
+static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
+              "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
 #if HAS_BACKWARD
 KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
