@@ -74,7 +74,7 @@ def one_of_each_kind(kernels: tuple[Kernel, ...]) -> list[Kernel]:
     kinds: dict[tuple[object, ...], Kernel] = {}
     for kernel in kernels:
         many = kernel.dims > config.FEATURES_AT_A_TIME
-        kind = (kernel.source, kernel.mode, kernel.wide, kernel.lane_rows, kernel.sliced, many)
+        kind = (kernel.source, kernel.mode, kernel.wide, kernel.lane_rows, kernel.sliced, kernel.packed, many)
         best = kinds.get(kind)
         if best is None or _weight(kernel) > _weight(best):
             kinds[kind] = kernel
@@ -157,10 +157,11 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
         pool.shutdown(cancel_futures=True)
 
 
-def blocks_per_processor(kernel: Kernel, part: str) -> int:
+def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source == "inline":
-        return {FORWARD: 16 if kernel.wide else 20, BACKWARD: 4, REDO: 2}[part]
+        forward = 16 if kernel.wide or device.capability >= (10, 0) else 20
+        return {FORWARD: forward, BACKWARD: 4, REDO: 2}[part]
     return kernel.forward_blocks if part == FORWARD else 1
 
 
@@ -175,7 +176,7 @@ def test_it_compiles_within_limits(results: Results, architecture: str, kernel: 
         assert all(called == Usage(0, 0, 0, 0) for called in usage.values()), usage
         # Registers are handed out to warps in units of 256.
         registers = (used.registers + 7) // 8 * 8
-        threads = kernel.threads(part) * blocks_per_processor(kernel, part)
+        threads = kernel.threads(part) * blocks_per_processor(kernel, part, device)
         assert registers * threads <= REGISTERS_OF_A_PROCESSOR, used
         assert used.spilled <= spills_allowed(kernel), used
         assert used.stack <= spills_allowed(kernel), used

@@ -254,8 +254,8 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
 }
 
 static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
-#if WIDE
-#define FORWARD_BLOCKS 16
+#if WIDE || __CUDA_ARCH__ >= 1000
+#define FORWARD_BLOCKS 16  // 20 would leave it too few registers
 #else
 #define FORWARD_BLOCKS 20  // five warps to a scheduler
 #endif
