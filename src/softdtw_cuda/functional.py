@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _autograd
+from ._autograd import Reduction
+from ._backends import kernel_missing
 from ._distances import DistanceFunction, Metric
-from ._ops import Reduction
+from ._ops import batch_size
 from ._reference import fill_padding, value_dtype
 from ._validation import (
     Lengths,
@@ -98,11 +100,11 @@ def softdtw_reduced(
     if check_flag("normalize", normalize):
         value = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
     elif use_fused and x.shape[0] and y.shape[0]:
-        value = _ops.fused(x, y, gamma, radius, x_rows, y_rows, reduction)
+        value = _autograd.fused(x, y, gamma, radius, x_rows, y_rows, reduction)
         return value if batched or reduction != "none" else value[0]
     else:
         value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
-    return _ops.reduced(value if batched else value[0], reduction)
+    return _autograd.reduced(value if batched else value[0], reduction)
 
 
 def softdtw_divergence(
@@ -222,7 +224,7 @@ def softdtw_alignment(
         x, y, batched = check_pair(x, y)
         x_rows, y_rows = _check_pair_lengths(x, y, x_lengths, y_lengths, radius, batched)
         cost = _cost(x, y, metric, x_rows, y_rows)
-    alignment = cost * 0 if cost.shape[0] == 0 else _ops.alignment(cost, gamma, radius, x_rows, y_rows)
+    alignment = cost * 0 if cost.shape[0] == 0 else _autograd.alignment(cost, gamma, radius, x_rows, y_rows)
     return alignment if batched else alignment[0]
 
 
@@ -307,7 +309,7 @@ def _given(x: Tensor | None, y: Tensor | None) -> str:
 def _use_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
     if fused is None:
         return metric.fused
-    missing = None if fused is False else _ops.kernel_missing(x.device.type)
+    missing = None if fused is False else kernel_missing(x.device.type)
     return check_fused(fused, metric, missing)
 
 
@@ -319,7 +321,7 @@ def _check_pair_lengths(
     x: Tensor, y: Tensor, x_lengths: Lengths | None, y_lengths: Lengths | None, radius: int, batched: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     n, m = x.shape[1], y.shape[1]
-    batch = _ops.batch_size(x, y)
+    batch = batch_size(x, y)
     if x_lengths is None and y_lengths is None:
         if batch > 0:  # without a sample there is none without a path
             check_band(radius, [n], [m])
@@ -379,7 +381,7 @@ def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_leng
         y = fill_padding(y, y_lengths)
     if metric.is_named:
         return metric.cost(x, y)
-    batch = _ops.batch_size(x, y)
+    batch = batch_size(x, y)
     x, y = x.expand(batch, -1, -1), y.expand(batch, -1, -1)
     return check_callable_cost(metric.cost(x, y), batch, x, y, metric.name)
 
@@ -389,7 +391,7 @@ def _from_cost(
 ) -> Tensor:
     if cost.shape[0] == 0:
         return _empty_value(cost, 0)
-    return _ops.from_cost(cost, gamma, radius, x_lengths, y_lengths)
+    return _autograd.from_cost(cost, gamma, radius, x_lengths, y_lengths)
 
 
 def _softdtw(
@@ -406,8 +408,8 @@ def _softdtw(
     if x.shape[0] == 0 or y.shape[0] == 0:
         return _empty_value(x, 0) + _empty_value(y, 0)
     if fused:
-        return _ops.fused(x, y, gamma, radius, x_lengths, y_lengths, at_once=at_once)
-    return _ops.from_cost(_cost(x, y, metric, x_lengths, y_lengths), gamma, radius, x_lengths, y_lengths)
+        return _autograd.fused(x, y, gamma, radius, x_lengths, y_lengths, at_once=at_once)
+    return _autograd.from_cost(_cost(x, y, metric, x_lengths, y_lengths), gamma, radius, x_lengths, y_lengths)
 
 
 def _half_self(
@@ -445,7 +447,7 @@ def _divergence(
     y_lengths: Tensor | None,
 ) -> Tensor:
     # All terms or none, for the sake of that zero. Compiled graphs never do, and must not depend on sizes.
-    at_once = not torch.compiler.is_compiling() and _ops.is_small(x, y, x_lengths, y_lengths)
+    at_once = not torch.compiler.is_compiling() and _autograd.is_small(x, y, x_lengths, y_lengths)
     value = _softdtw(x, y, gamma, radius, metric, fused, x_lengths, y_lengths, at_once)
     x_self = _half_self(x, gamma, radius, metric, fused, x_lengths, first=True, at_once=at_once)
     y_self = _half_self(y, gamma, radius, metric, fused, y_lengths, first=False, at_once=at_once)

@@ -19,10 +19,10 @@ from oracle import (
 )
 from torch import Tensor
 
-from softdtw_cuda import SoftDTW, _ops, _reference
+from softdtw_cuda import SoftDTW, _autograd, _reference
+from softdtw_cuda._autograd import Reduction
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Device, Kernel
-from softdtw_cuda._ops import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
@@ -560,8 +560,8 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
     assert given.y is not None
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
-    monkeypatch.setattr(_ops, "backend", lambda device_type: launch)
-    monkeypatch.setattr(_ops, "is_small", lambda *arguments: True)
+    monkeypatch.setattr(_autograd, "backend", lambda device_type: launch)
+    monkeypatch.setattr(_autograd, "is_small", lambda *arguments: True)
     x, y = given.x.requires_grad_(), given.y.requires_grad_()
     loss = SoftDTW(gamma=case.gamma, reduction=reduction)(x, y)
     weights = torch.tensor([0.5, -2.0, 3.0] if reduction == "none" else 1.5, dtype=F64)
@@ -591,14 +591,14 @@ def test_the_divergence_of_equals_has_no_gradient(
     """Not even where some of its terms could be computed at once and others could not."""
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
-    monkeypatch.setattr(_ops, "backend", lambda device_type: launch)
+    monkeypatch.setattr(_autograd, "backend", lambda device_type: launch)
     asked = []
 
     def is_small(x: Tensor, y: Tensor, *lengths: Tensor | None) -> bool:
         asked.append(lengths == (None, None) and x.shape[0] == y.shape[0])
         return asked[-1]
 
-    monkeypatch.setattr(_ops, "is_small", is_small)
+    monkeypatch.setattr(_autograd, "is_small", is_small)
     x = inputs_of(case).x
     x = x[:1].expand(3, -1, -1) if option == "broadcast" else x
     y = x.clone().requires_grad_()

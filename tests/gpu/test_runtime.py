@@ -15,8 +15,8 @@ from in_threads import in_threads
 from torch import Tensor
 
 import softdtw_cuda
-from softdtw_cuda import SoftDTW, _ops, softdtw
-from softdtw_cuda._ops import Reduction
+from softdtw_cuda import SoftDTW, _autograd, softdtw
+from softdtw_cuda._autograd import Reduction
 
 pytestmark = pytest.mark.gpu
 
@@ -247,7 +247,7 @@ def test_small_pairs_at_once(d: int, reduction: Reduction, monkeypatch: pytest.M
     """The same numbers as in two steps, a sample beyond the narrow range included."""
     x, y = series(4, 70, d), series(4, 90, d, seed=1)
     x[3] *= 1e6
-    assert _ops.is_small(x, y, None, None)
+    assert _autograd.is_small(x, y, None, None)
     loss = SoftDTW(gamma=0.5, reduction=reduction)
 
     def run() -> tuple[Tensor, ...]:
@@ -261,7 +261,7 @@ def test_small_pairs_at_once(d: int, reduction: Reduction, monkeypatch: pytest.M
         return value.detach(), *first
 
     at_once = run()
-    monkeypatch.setattr(_ops, "_MOST_CELLS_AT_ONCE", 0)
+    monkeypatch.setattr(_autograd, "_MOST_CELLS_AT_ONCE", 0)
     assert_same(at_once, run())
 
 

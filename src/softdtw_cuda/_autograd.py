@@ -1,0 +1,292 @@
+"""What the public functions call: the operators with gradients, by the shortest way for the tensors at hand.
+
+Plain eager tensors go past torch's dispatcher, which costs less than half as much host time (44 against 103
+us on the machine where both were measured, forward and backward, kernels left out); small ones on a GPU get
+their gradients along with their values. Compiled graphs call the operators; torch.func has Functions of its
+own. All of them share the formulas of `_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ._backends import backend
+from ._ops import (
+    cost_backward,
+    cost_forward,
+    cost_gradient,
+    cost_setup,
+    fused_backward,
+    fused_forward,
+    fused_gradients,
+    fused_setup,
+    refuse_second_order,
+    second_order,
+)
+
+Reduction = Literal["none", "mean", "sum"]
+
+_in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+# Plain eager tensors
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        gamma: float,
+        bandwidth: int,
+        x_lengths: Tensor | None,
+        y_lengths: Tensor | None,
+    ) -> Tensor:
+        kernels = backend(x.device.type)
+        value, state = kernels.fused_forward(x, y, gamma, bandwidth, x_lengths, y_lengths, True)
+        ctx.gamma, ctx.bandwidth, ctx.kernels = gamma, bandwidth, kernels
+        ctx.save_for_backward(x, y, value, state, x_lengths, y_lengths)
+        return value  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        return *fused_gradients(ctx, grad, ctx.kernels.fused_backward), None, None, None, None
+
+
+class _Cost(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cost: Tensor,
+        gamma: float,
+        bandwidth: int,
+        x_lengths: Tensor | None,
+        y_lengths: Tensor | None,
+    ) -> Tensor:
+        kernels = backend(cost.device.type)
+        value, state = kernels.cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, True)
+        ctx.gamma, ctx.bandwidth, ctx.kernels = gamma, bandwidth, kernels
+        ctx.save_for_backward(cost, value, state, x_lengths, y_lengths)
+        return value  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        return cost_gradient(ctx, grad, ctx.kernels.cost_backward), None, None, None, None
+
+
+class _FusedAtOnce(torch.autograd.Function):
+    """For pairs so small that the host is busier than the GPU: the gradient is computed with the value.
+
+    What is left for the backward, which runs in a thread of autograd's with cold caches, is one product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction) -> Tensor:
+        need_x, need_y = ctx.needs_input_grad[:2]
+        weight = 1.0 / x.shape[0] if reduction == "mean" else 1.0
+        value: Tensor
+        value, grad_x, grad_y = backend(x.device.type).fused_at_once(
+            x, y, gamma, bandwidth, weight, need_x, need_y
+        )
+        ctx.save_for_backward(x, y, grad_x, grad_y)  # x and y: changing them must be an error as ever
+        return reduced(value, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        if grad.dim():
+            grad = grad.view(-1, 1, 1)
+        _, _, grad_x, grad_y = ctx.saved_tensors
+        x_product = None if grad_x is None else grad_x * grad
+        y_product = None if grad_y is None else grad_y * grad
+        return x_product, y_product, None, None, None
+
+
+_MOST_CELLS_AT_ONCE = 2**18
+_MOST_NUMBERS_AT_ONCE = 2**16
+
+
+def is_small(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
+    """Whether there are few cells, and few numbers, since gradients are kept from the forward on.
+
+    Not with lengths: a gradient that is not finite would reach the padding as NaN.
+    """
+    return (
+        x.device.type == "cuda"
+        and x.dtype == torch.float32
+        and x_lengths is None
+        and y_lengths is None
+        and x.shape[0] == y.shape[0]
+        and x.shape[0] * x.shape[1] * y.shape[1] <= _MOST_CELLS_AT_ONCE
+        and x.numel() + y.numel() <= _MOST_NUMBERS_AT_ONCE
+        and torch.version.hip is None
+    )
+
+
+_fused_with_gradient: Callable[..., Tensor] = _Fused.apply
+_fused_at_once: Callable[..., Tensor] = _FusedAtOnce.apply
+_cost_with_gradient: Callable[..., Tensor] = _Cost.apply
+
+
+# torch.func differentiates a Function with a setup_context, but not (in torch 2.13) an operator. It always
+# asks for a graph of the gradient, so the refusal has to wait until something differentiates that.
+
+
+def _no_vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+    raise RuntimeError(
+        "softdtw_cuda: gradients of Soft-DTW inside torch.func.vmap are not supported; pass all samples as "
+        "one batch (B, N, D)."
+    )
+
+
+def _no_jvp(ctx: Any, *tangents: Any) -> Any:
+    raise RuntimeError(
+        "softdtw_cuda: forward-mode derivatives (torch.func.jvp, jacfwd, hessian) are not implemented; use "
+        "backward or torch.func.grad for first derivatives."
+    )
+
+
+def _refuse_forward_mode(*tensors: Tensor) -> None:
+    """In forward mode no input requires a gradient, and an operator without a rule would pass on zeros."""
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        _no_jvp(None)
+
+
+class _FusedInTransform(torch.autograd.Function):
+    forward = staticmethod(fused_forward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        fused_setup(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        return *fused_gradients(ctx, grad, _FusedBackwardInTransform.apply), None, None, None, None, None
+
+
+class _FusedBackwardInTransform(torch.autograd.Function):
+    forward = staticmethod(fused_backward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
+    backward = staticmethod(second_order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+
+class _CostInTransform(torch.autograd.Function):
+    forward = staticmethod(cost_forward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        cost_setup(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        return cost_gradient(ctx, grad, _CostBackwardInTransform.apply), None, None, None, None, None
+
+
+class _CostBackwardInTransform(torch.autograd.Function):
+    forward = staticmethod(cost_backward)
+    vmap = staticmethod(_no_vmap)
+    jvp = staticmethod(_no_jvp)
+    backward = staticmethod(second_order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+
+# What to call
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the dispatcher would only call the kernel: no tracing, no fake tensors, no transforms."""
+    return (
+        type(tensor) in _PLAIN
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not _in_transform()
+    )
+
+
+def reduced(value: Tensor, reduction: Reduction) -> Tensor:
+    """The mean or the sum of the values, or themselves."""
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+
+
+def fused(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int,
+    x_lengths: Tensor | None,
+    y_lengths: Tensor | None,
+    reduction: Reduction = "none",
+    at_once: bool = True,
+) -> Tensor:
+    """(B,) Soft-DTW values of x and y under the squared Euclidean distance, or one number, with gradients.
+
+    `at_once` allows for gradients along with the values of small pairs, which rounds them differently.
+    """
+    _refuse_forward_mode(x, y)
+    save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
+    value: Tensor
+    if not _is_plain(x) or type(y) not in _PLAIN:
+        call: Any = _FusedInTransform.apply if save and _in_transform() else fused_forward
+        value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
+    elif save and at_once and is_small(x, y, x_lengths, y_lengths):
+        return _fused_at_once(x, y, gamma, bandwidth, reduction)
+    elif save:
+        value = _fused_with_gradient(x, y, gamma, bandwidth, x_lengths, y_lengths)
+    else:
+        value, _ = backend(x.device.type).fused_forward(x, y, gamma, bandwidth, x_lengths, y_lengths, False)
+    return reduced(value, reduction)
+
+
+def from_cost(
+    cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
+) -> Tensor:
+    """(B,) Soft-DTW values of cost matrices, with gradients."""
+    _refuse_forward_mode(cost)
+    save = cost.requires_grad and torch.is_grad_enabled()
+    value: Tensor
+    if not _is_plain(cost):
+        call: Any = _CostInTransform.apply if save and _in_transform() else cost_forward
+        value, _ = call(cost, gamma, bandwidth, x_lengths, y_lengths, save)
+    elif save:
+        value = _cost_with_gradient(cost, gamma, bandwidth, x_lengths, y_lengths)
+    else:
+        value, _ = backend(cost.device.type).cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, False)
+    return value
+
+
+def alignment(
+    cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
+) -> Tensor:
+    """(B, N, M) soft alignment E of cost matrices, equation (8); differentiating it raises."""
+    _refuse_forward_mode(cost)
+    value, state = cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, True)
+    ones = torch.ones_like(value)
+    result: Tensor = cost_backward(ones, cost, value, state, gamma, bandwidth, x_lengths, y_lengths)
+    return result
