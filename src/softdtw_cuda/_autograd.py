@@ -49,10 +49,11 @@ class _Fused(torch.autograd.Function):
         y_lengths: Tensor | None,
     ) -> Tensor:
         kernels = backend(x.device.type)
+        value: Tensor
         value, state = kernels.fused_forward(x, y, gamma, bandwidth, x_lengths, y_lengths, True)
         ctx.gamma, ctx.bandwidth, ctx.kernels = gamma, bandwidth, kernels
         ctx.save_for_backward(x, y, value, state, x_lengths, y_lengths)
-        return value  # type: ignore[no-any-return]
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,10 +72,11 @@ class _Cost(torch.autograd.Function):
         y_lengths: Tensor | None,
     ) -> Tensor:
         kernels = backend(cost.device.type)
+        value: Tensor
         value, state = kernels.cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, True)
         ctx.gamma, ctx.bandwidth, ctx.kernels = gamma, bandwidth, kernels
         ctx.save_for_backward(cost, value, state, x_lengths, y_lengths)
-        return value  # type: ignore[no-any-return]
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -162,10 +164,29 @@ def _refuse_forward_mode(*tensors: Tensor) -> None:
         _no_jvp(None)
 
 
-class _FusedInTransform(torch.autograd.Function):
-    forward = staticmethod(fused_forward)
+class _InTransform(torch.autograd.Function):
     vmap = staticmethod(_no_vmap)
     jvp = staticmethod(_no_jvp)
+
+
+class _BackwardInTransform(_InTransform):
+    backward = staticmethod(second_order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+
+class _FusedBackwardInTransform(_BackwardInTransform):
+    forward = staticmethod(fused_backward)
+
+
+class _CostBackwardInTransform(_BackwardInTransform):
+    forward = staticmethod(cost_backward)
+
+
+class _FusedInTransform(_InTransform):
+    forward = staticmethod(fused_forward)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -177,21 +198,8 @@ class _FusedInTransform(torch.autograd.Function):
         return *fused_gradients(ctx, grad, _FusedBackwardInTransform.apply), None, None, None, None, None
 
 
-class _FusedBackwardInTransform(torch.autograd.Function):
-    forward = staticmethod(fused_backward)
-    vmap = staticmethod(_no_vmap)
-    jvp = staticmethod(_no_jvp)
-    backward = staticmethod(second_order)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-
-class _CostInTransform(torch.autograd.Function):
+class _CostInTransform(_InTransform):
     forward = staticmethod(cost_forward)
-    vmap = staticmethod(_no_vmap)
-    jvp = staticmethod(_no_jvp)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -201,17 +209,6 @@ class _CostInTransform(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         return cost_gradient(ctx, grad, _CostBackwardInTransform.apply), None, None, None, None, None
-
-
-class _CostBackwardInTransform(torch.autograd.Function):
-    forward = staticmethod(cost_backward)
-    vmap = staticmethod(_no_vmap)
-    jvp = staticmethod(_no_jvp)
-    backward = staticmethod(second_order)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
 
 # What to call

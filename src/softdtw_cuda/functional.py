@@ -98,13 +98,11 @@ def softdtw_reduced(
     use_fused = _use_fused(fused, metric, x)
     x_rows, y_rows = _check_pair_lengths(x, y, x_lengths, y_lengths, radius, batched)
     if check_flag("normalize", normalize):
-        value = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
-    elif use_fused and x.shape[0] and y.shape[0]:
-        value = _autograd.fused(x, y, gamma, radius, x_rows, y_rows, reduction)
-        return value if batched or reduction != "none" else value[0]
+        values = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
+        value = _autograd.reduced(values, reduction)
     else:
-        value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
-    return _autograd.reduced(value if batched else value[0], reduction)
+        value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows, reduction=reduction)
+    return value if batched or reduction != "none" else value[0]
 
 
 def softdtw_divergence(
@@ -404,12 +402,16 @@ def _softdtw(
     x_lengths: Tensor | None,
     y_lengths: Tensor | None,
     at_once: bool = True,
+    reduction: Reduction = "none",
 ) -> Tensor:
     if x.shape[0] == 0 or y.shape[0] == 0:
-        return _empty_value(x, 0) + _empty_value(y, 0)
-    if fused:
-        return _autograd.fused(x, y, gamma, radius, x_lengths, y_lengths, at_once=at_once)
-    return _autograd.from_cost(_cost(x, y, metric, x_lengths, y_lengths), gamma, radius, x_lengths, y_lengths)
+        value = _empty_value(x, 0) + _empty_value(y, 0)
+    elif fused:
+        return _autograd.fused(x, y, gamma, radius, x_lengths, y_lengths, reduction, at_once)
+    else:
+        cost = _cost(x, y, metric, x_lengths, y_lengths)
+        value = _autograd.from_cost(cost, gamma, radius, x_lengths, y_lengths)
+    return _autograd.reduced(value, reduction)
 
 
 def _half_self(

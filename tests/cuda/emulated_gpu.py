@@ -17,7 +17,7 @@ import softdtw_cuda._cuda.compile
 from softdtw_cuda._cuda.config import Kernel
 from softdtw_cuda._cuda.params import Params
 
-from .emulator import EmulatedModule, GuardedBuffer, build
+from .emulator import EmulatedModule, Flush, GuardedBuffer, build
 
 KERNELS = Path(softdtw_cuda._cuda.compile.__file__).parent / "kernels"
 
@@ -25,18 +25,18 @@ KERNELS = Path(softdtw_cuda._cuda.compile.__file__).parent / "kernels"
 _FLAGS = ("-O1", "-g1")
 
 
-def guarded(tensor: Tensor, name: str, flush: str = "end") -> Tensor:
+def guarded(tensor: Tensor, name: str, flush: Flush = "end") -> Tensor:
     """A copy of `tensor` between inaccessible pages."""
     if not tensor.numel():
         return tensor
     shape, dtype = tensor.shape, tensor.dtype
     plain = tensor.contiguous().reshape(-1).view(torch.uint8)
-    buffer = GuardedBuffer(plain.numpy().copy(), name, flush=flush)  # type: ignore[arg-type]
+    buffer = GuardedBuffer(plain.numpy().copy(), name, flush=flush)
     return torch.from_numpy(buffer.array).view(dtype).view(shape)
 
 
 class EmulatedGpu:
-    """Stands in for `softdtw_cuda._cuda.launch.Gpu`.
+    """Stands in for `softdtw_cuda._cuda.driver.Gpu`.
 
     Args:
         seed: of the random orders in which warps and blocks run.
@@ -52,7 +52,7 @@ class EmulatedGpu:
         *,
         resident: int = 4,
         relaxed: bool = False,
-        flush: str = "end",
+        flush: Flush = "end",
         races: bool = False,
     ) -> None:
         self._random = random.Random(seed)
@@ -94,7 +94,7 @@ class EmulatedGpu:
             seed=self._random.getrandbits(32),
             resident=self._resident,
             relaxed=self._relaxed,
-            first_flush=self._flush,  # type: ignore[arg-type]
+            first_flush=self._flush,
         )
 
 

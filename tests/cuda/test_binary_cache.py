@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from softdtw_cuda._cuda import compile as compiling
-from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._cuda import config, driver
 from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
@@ -225,11 +225,11 @@ class TestAhead:
                 raise RuntimeError("no such compiler")
             return f"{kernel.source} {part} {architecture}".encode()
 
-        monkeypatch.setattr(launch, "binary_of", binary_of)
+        monkeypatch.setattr(driver, "binary_of", binary_of)
         return calls
 
     def test_a_training_step(self, begun: list[tuple[Kernel, str]]) -> None:
-        gpu, companion = launch.Gpu(), config.wide_companion(KERNEL)
+        gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
         assert gpu._binary(KERNEL, FORWARD, "sm_90", save=True) == b"tiled forward sm_90"
         assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"inline forward sm_90"
         assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
@@ -239,18 +239,18 @@ class TestAhead:
         assert len(begun) == 4, "each once"
 
     def test_a_forward_alone(self, begun: list[tuple[Kernel, str]]) -> None:
-        launch.Gpu()._binary(KERNEL, FORWARD, "sm_90", save=False)
+        driver.Gpu()._binary(KERNEL, FORWARD, "sm_90", save=False)
         assert {part for _, part in begun} == {FORWARD}
 
     def test_a_wide_kernel_has_no_companion(self, begun: list[tuple[Kernel, str]]) -> None:
         wide = config.choose(False, 5, torch.float64, False, False, True, config.Device()).main
-        gpu = launch.Gpu()
+        gpu = driver.Gpu()
         for part in (FORWARD, BACKWARD):
             gpu._binary(wide, part, "sm_90", save=True)
         assert set(begun) == {(wide, FORWARD), (wide, BACKWARD)}
 
     def test_a_failure_is_told_and_not_remembered(self, begun: list[tuple[Kernel, str]]) -> None:
-        kernel, gpu = replace(KERNEL, input_code=3), launch.Gpu()
+        kernel, gpu = replace(KERNEL, input_code=3), driver.Gpu()
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no such compiler"):
                 gpu._binary(kernel, FORWARD, "sm_90", save=False)

@@ -301,8 +301,8 @@ def microseconds(function):
         value.backward()
         calls.append(returned - start)
         steps.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    return [statistics.quantiles(times[100:], n=5)[0] * 1e6 for times in (calls, steps)]
+        torch.cuda.synchronize()
+    return [statistics.median(times[100:]) * 1e6 for times in (calls, steps)]
 print(*microseconds(lambda: loss(x, y)), *microseconds(lambda: x.sum()))
 """
 
@@ -322,13 +322,9 @@ print(time.perf_counter() - start)
 
 
 def test_host_time_of_a_call() -> None:
-    """From the call of the module to the loss, which with pairs this small has the gradient computed, too.
-
-    The fastest fifth, so that whoever else is on the machine does not count.
-    """
     call, step, _, torchs_own = (float(number) for number in run_python(HOST_TIME).split())
     print(f"call {call:.0f} us, with backward() {step:.0f} us; x.sum() with backward() {torchs_own:.0f} us")
-    assert call <= 150
+    assert step <= 150
 
 
 @pytest.mark.parametrize("d", [1, 8, 64, 128, 130, 256])

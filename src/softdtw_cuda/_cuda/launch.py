@@ -8,177 +8,23 @@ forward and backward with one fill and one such launch.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
-import os
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._reference import value_dtype
 from . import config
-from .compile import binary_of
 from .config import BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
+from .driver import Gpu
 from .params import Params
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
 _REDO_BLOCKS_PER_PROCESSOR = 4
 _MOST_BLOCKS = 2**31 - 1
-
-
-class _Loaded(NamedTuple):
-    """What a launch needs of a part of a kernel on one device; `module` keeps the handle alive."""
-
-    module: Any
-    handle: int
-    threads: int
-    shared: int
-
-
-class Queue:
-    """torch's current stream of a device, whose context is current until `close`."""
-
-    __slots__ = ("_gpu", "_here", "_index", "_stream")
-
-    def __init__(self, gpu: Gpu, index: int) -> None:
-        self._gpu, self._index = gpu, index
-        self._here: int = torch._C._cuda_getDevice()
-        if self._here != index:
-            torch._C._cuda_setDevice(index)
-        elif not getattr(gpu.threads, "has_context", False):
-            # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
-            from cuda.core import Device
-
-            Device(index).set_current()
-            gpu.threads.has_context = True
-        self._stream = torch._C._cuda_getCurrentRawStream(index)
-
-    def fill_with_ones(self, address: int, count: int) -> None:
-        """Sets `count` bytes (a multiple of 4) to 255."""
-        self._check(self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self._stream))
-
-    def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
-        """Launches a part of a kernel."""
-        loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
-        if loaded is None:
-            try:
-                loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
-            except BaseException:
-                self.close()
-                raise
-        params.blocks = blocks
-        arguments = ctypes.c_void_p(ctypes.addressof(params))
-        status = self._gpu.launch_kernel(
-            *(loaded.handle, blocks, 1, 1, loaded.threads, 1, 1),
-            *(loaded.shared, self._stream, ctypes.addressof(arguments), None),
-        )
-        self._check(status)
-
-    def _check(self, status: int) -> None:
-        if status:
-            self.close()
-            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
-
-    def close(self) -> None:
-        """Makes the device that was current before current again."""
-        if self._here != self._index:
-            torch._C._cuda_setDevice(self._here)
-
-
-class Gpu:
-    """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
-
-    def __init__(self) -> None:
-        self.loaded: dict[tuple[str, str, int], _Loaded] = {}
-        self.threads = threading.local()
-        self.launch_kernel: Any = None
-        self.set_words: Any = None
-        self._loading = threading.RLock()
-        self._compiling: dict[tuple[Kernel, str, str], Future[bytes]] = {}
-
-    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory from torch's caching allocator."""
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The same, cleared."""
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    def queue(self, device: torch.device) -> Queue:
-        """torch's current stream of `device`, to be closed when the launches are made."""
-        if self.launch_kernel is None:
-            self._open_driver()
-        return Queue(self, device.index)
-
-    def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
-        """Compiles a part of a kernel, or reads it from the cache, and loads it.
-
-        `save` says of a forward that a backward will follow it. Where a backward is redone, a forward without
-        gradients will be: that part is loaded too, since in the capture of a graph it could not be.
-        """
-        with self._loading:
-            found = self.loaded.get((kernel.tag, part, index))
-            if found is not None:
-                return found
-            from cuda.bindings import driver
-            from cuda.core import Device, ObjectCode
-
-            properties = torch.cuda.get_device_properties(index)
-            binary = self._binary(kernel, part, f"sm_{properties.major}{properties.minor}", save)
-            shared = kernel.shared(part)
-            with torch.cuda.device(index):
-                torch.cuda.current_stream(index).query()  # torch's context is the one to load into
-                Device(index).set_current()
-                module = ObjectCode.from_cubin(binary)
-                handle = driver.CUkernel(int(module.get_kernel(kernel.name(part)).handle))
-                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                (status,) = driver.cuKernelSetAttribute(attribute, shared, handle, driver.CUdevice(index))
-                if status:
-                    raise RuntimeError(
-                        f"softdtw_cuda: {kernel.name(part)} needs {shared} bytes of shared memory, which "
-                        f"{properties.name} does not give: {status}"
-                    )
-            made = _Loaded(module, int(handle), kernel.threads(part), shared)
-            if part == REDO:
-                self.load(kernel, FORWARD, index, save=False)
-            self.loaded[kernel.tag, part, index] = made
-            return made
-
-    def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:
-        """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
-        companion = config.wide_companion(kernel)
-        needed = [(kernel, part)]
-        if part == FORWARD and save:
-            needed.append((kernel, BACKWARD))
-        if companion != kernel:
-            needed += [(companion, REDO if of == BACKWARD else of) for _, of in needed]
-        new = [(*each, architecture) for each in needed if (*each, architecture) not in self._compiling]
-        if new:
-            pool = ThreadPoolExecutor(len(new))
-            self._compiling |= {each: pool.submit(binary_of, *each) for each in new}
-            pool.shutdown(wait=False)
-        return self._compiling.pop((kernel, part, architecture)).result()
-
-    def _open_driver(self) -> None:
-        """The two driver calls that every launch makes, by ctypes; the first thing to miss cuda-core."""
-        try:
-            import cuda.core  # noqa: F401  (to see whether it is there)
-        except ImportError as error:
-            raise ImportError(
-                f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
-            ) from error
-        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        launch = library.cuLaunchKernel
-        launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        set_words = library.cuMemsetD32Async
-        set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
-        self.set_words, self.launch_kernel = set_words, launch
-
 
 gpu = Gpu()
 
