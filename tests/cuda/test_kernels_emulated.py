@@ -303,7 +303,6 @@ RIGHT = [
     Case(2, 70, 100, 17, gamma=0.1),
     Case(2, 70, 66, 33),
     Case(2, 66, 70, 64, aligned=False),
-    Case(2, 70, 66, 130),
     Case(2, 70, 66, 40),
     Case(2, 70, 66, 128),
     Case(10, 129, 129, 80, **EDGE_LENGTHS),
@@ -316,6 +315,13 @@ RIGHT = [
     Case(2, 70, 130, 64, dtype=BF16),
     Case(2, 70, 40, 64, dtype=BF16, offset=200.0, scale=0.25, broadcast="x"),
     Case(2, 66, 70, 40, dtype=F16),
+    # Tensor cores, features in slices
+    Case(2, 70, 66, 130),
+    Case(2, 66, 100, 132, offset=1000.0),
+    Case(2, 100, 70, 160, dtype=BF16),
+    Case(3, 70, 64, 160, bandwidth=40, **SOME_LENGTHS),
+    Case(2, 66, 40, 129, dtype=F16, broadcast="x"),
+    Case(1, 40, 40, 1060),
     # A cost matrix
     Case(10, 129, 129, 0, **EDGE_LENGTHS),
     Case(2, 150, 100, 0, bandwidth=55, gamma=0.1),

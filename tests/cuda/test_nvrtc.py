@@ -40,7 +40,7 @@ ARCHITECTURES = {
     "sm_100": Device(shared_bytes=232448, capability=(10, 0), processors=148),
     "sm_120": Device(shared_bytes=101376, capability=(12, 0), processors=170),
 }
-FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 40, 64, 65, 80, 128, 130, 4096)
+FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 40, 64, 65, 80, 128, 130, 132, 4096)
 ALL = os.environ.get("SOFTDTW_CUDA_ALL_KERNELS") == "1"
 
 REGISTERS_OF_A_PROCESSOR = 65536

@@ -33,7 +33,9 @@ matrix product on tensor cores costs less than the differences would."""
 
 FEATURES_AT_A_TIME = 64
 MANY_FEATURES_AT_A_TIME = 128
-"""Slices of the feature vector on tensor cores; the larger where shared memory holds all of one."""
+"""Features that tensor cores take whole; the larger where shared memory holds all of them."""
+FEATURES_OF_A_SLICE = 32
+"""More features are taken in slices, so small that registers hold the next one while this one is at work."""
 
 MOST_CENTRES = 1024
 """Features whose centres a sliced kernel keeps."""
@@ -341,7 +343,7 @@ def choose(
     else:
         kernel = tiled(TENSOR, MANY_FEATURES_AT_A_TIME, 2)
         if d > MANY_FEATURES_AT_A_TIME or kernel.backward_shared > device.shared_bytes:
-            kernel = tiled(TENSOR, FEATURES_AT_A_TIME, blocks, sliced=True)
+            kernel = tiled(TENSOR, FEATURES_OF_A_SLICE, 2, sliced=True)
     if kernel.backward_shared > device.shared_bytes:
         return Plan(wide, None)
     return Plan(kernel, wide)

@@ -29,6 +29,10 @@ DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 lane_index() { return threadIdx.x & 31u; }
 DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 
+// The same value, unknown to the compiler: what is computed from it is computed anew instead of being kept in registers
+// from one turn of a loop to the next.
+DEVICE i32 afresh(i32 v) { asm volatile("" : "+r"(v)); return v; }
+
 // ---- bits
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
 DEVICE float float_of(u32 v) { return __uint_as_float(v); }

@@ -231,49 +231,54 @@ template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 fir
   return block;
 }
 // Centres and scales the rows and stores them as planes; `squares`, if any, receives (or adds to) each row's sum of
-// squares.
+// squares. Rows past the end repeat the last one, as they were fetched: no path goes through them.
 template <int ROWS>
-DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, i32 first_row, const float* centre,
-                       float scale, float* squares, double* square_sums, i32 slice, i32 thread) {
+DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, const float* centre, float scale,
+                       float* squares, double* square_sums, i32 slice, i32 thread) {
   constexpr int QUADS_PER_THREAD = ROWS * QUADS_PER_ROW / GROUP;
   float sum[QUADS_PER_THREAD];
   const i32 k = thread % QUADS_PER_ROW * 4;
+  // The scale is a power of two, so that multiplying before centring rounds no differently.
   float middle[4];
-  UNROLL for (int j = 0; j < 4; j++) middle[j] = centre[k + j];
+  UNROLL for (int j = 0; j < 4; j++) middle[j] = -centre[k + j] * scale;
 #if FIT == 0
   const i32 past = k - (f.d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
 #endif
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
     i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
-    bool real_row = first_row + row < f.count;
     Quad quad = unpack(block.quads[i]);
 #if FIT == 0
     shift_down(quad, moved);
 #endif
     sum[i] = 0.0f;
     UNROLL for (int j = 0; j < 4; j++) {
-      bool inside = real_row && (FIT == 2 || slice * DIMS + (FIT == 1 ? k : k + j) < f.d);
-      quad.v[j] = inside ? quad.v[j] - middle[j] : 0.0f;
+      quad.v[j] = multiply_add(quad.v[j], scale, middle[j]);
+      if (FIT != 2 && slice * DIMS + (FIT == 1 ? k : k + j) >= f.d) quad.v[j] = 0.0f;
       sum[i] += quad.v[j] * quad.v[j];
     }
+#if SLICED && INPUT != 0 && FIT == 2  // neither centred nor scaled
+    *(PackedQuad*)&planes[row][k] = block.quads[i];
+#else
     u32 low[PLANES], high[PLANES];
-    split(low, quad.v[0] * scale, quad.v[1] * scale);
-    split(high, quad.v[2] * scale, quad.v[3] * scale);
+    split(low, quad.v[0], quad.v[1]);
+    split(high, quad.v[2], quad.v[3]);
     UNROLL for (int plane = 0; plane < PLANES; plane++)
       *(Word2*)&planes[plane * plane_rows + row][k] = Word2{low[plane], high[plane]};
+#endif
   }
   if (squares) {
+    const float unscale = float_of((254u << 23) - bits_of(scale));
     UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2)
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) sum[i] += from_lane_xor(sum[i], mask);
     if (k == 0) {
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-        i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
+        i32 row = (afresh(thread) + i * GROUP) / QUADS_PER_ROW;
 #if SLICED
         double total = sum[i] + (slice > 0 ? square_sums[row] : 0.0);
         square_sums[row] = total;
-        squares[row] = (float)total;
+        squares[row] = (float)total * unscale * unscale;
 #else
-        squares[row] = sum[i];
+        squares[row] = sum[i] * unscale * unscale;
 #endif
       }
     }
@@ -281,13 +286,20 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 }
 #endif
 
-#if MODE == 3 && (SLICED || DIMS > 64)
-DEVICE void stage_x(PlaneRow* planes, const Params& p, const Strip& s, const float* centre, float scale, i32 slice, i32 thread) {
-  const Features x = features_x(p, s);
-  UNROLL_BY(1) for (i32 first = 0; first < STRIP_ROWS; first += 32) {
-    const RowBlock block = fetch_rows(x, s.first_row + first, slice, thread);
-    stage_rows(planes + first, STRIP_ROWS, block, x, s.first_row + first, centre, scale, nullptr, nullptr, slice, thread);
-  }
+#if MODE == 3
+// A slice of the strip's own rows, likewise.
+struct OwnRows { RowBlock halves[LANE_ROWS]; };
+DEVICE OwnRows fetch_x(const Params& p, const Strip& s, i32 slice, i32 thread) {
+  OwnRows own;
+  UNROLL for (int half = 0; half < LANE_ROWS; half++)
+    own.halves[half] = fetch_rows(features_x(p, s), s.first_row + half * 32, slice, thread);
+  return own;
+}
+DEVICE void stage_x(PlaneRow* planes, const OwnRows& own, const Params& p, const Strip& s, const float* centre, float scale, i32 slice,
+                    i32 thread) {
+  UNROLL for (int half = 0; half < LANE_ROWS; half++)
+    stage_rows(planes + half * 32, STRIP_ROWS, own.halves[half], features_x(p, s), centre, scale, nullptr, nullptr, slice,
+               thread);
 }
 #endif
 
@@ -349,9 +361,8 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   constexpr int ROUNDS = (ROWS_MEASURED + WARPS - 1) / WARPS, PER_LANE = DIMS / 32;
   constexpr int AT_ONCE = DIMS <= 64 || ROUNDS <= 5 ? ROUNDS : 5;
 #if DIMS <= 64
-  RowBlock own[LANE_ROWS];
-  if (thread < GROUP)
-    UNROLL for (int half = 0; half < LANE_ROWS; half++) own[half] = fetch_rows(x, s.first_row + half * 32, 0, thread);
+  OwnRows own;
+  if (thread < GROUP) own = fetch_x(p, s, 0, thread);
 #endif
   for (i32 k = thread; k < DIMS; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
   UNROLL_BY(1) for (int round = 0; round < ROUNDS; round += AT_ONCE) {
@@ -375,14 +386,12 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
     }
   }
   block_barrier();
-#if DIMS <= 64
-  if (thread < GROUP)
-    UNROLL for (int half = 0; half < LANE_ROWS; half++)
-      stage_rows(frame.x + half * 32, STRIP_ROWS, own[half], x, s.first_row + half * 32, frame.centre, frame_scale(frame), nullptr,
-                 nullptr, 0, thread);
-#else
-  if (thread < GROUP) stage_x(frame.x, p, s, frame.centre, frame_scale(frame), 0, thread);
+  if (thread < GROUP) {
+#if DIMS > 64
+    const OwnRows own = fetch_x(p, s, 0, thread);
 #endif
+    stage_x(frame.x, own, p, s, frame.centre, frame_scale(frame), 0, thread);
+  }
   block_barrier();
 #endif
 #endif
@@ -448,6 +457,14 @@ struct CostShared {
 #define WARPS_PER_ROW_TILE (4 / ROW_TILES)
 #define COLUMN_TILES (4 / WARPS_PER_ROW_TILE)  // 8 columns each, per warp
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
+// Helpers without registers to spare read the strip from shared memory and compute addresses anew for every tile. With
+// 65 to 128 features that takes longer than a few spilled registers if the features are 16-bit or have to be gathered.
+#define CROWDED (SLICED || (PLANES == 2 && (DIMS == 64 || (DIMS > 64 && FIT != 0))))  // of gX and gY
+#define CROWDED_COSTS (CROWDED && (SLICED || DIMS > 64))
+#define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
+#else
+#define CROWDED 0
+#define CROWDED_COSTS 0
 #endif
 
 // What a cost-making thread keeps for its strip.
@@ -456,7 +473,10 @@ struct CostMaker {
 #if KEEP_X
   u32 x[K_STEPS][PLANES][4];  // the warp's 16 rows as fragments of A
 #endif
-  RowBlock next;              // y of the next tile
+  RowBlock next;              // y of the next tile or slice
+#if SLICED
+  OwnRows own;                // and x of the next slice
+#endif
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
   DirectRows next;
@@ -496,9 +516,10 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame,
 #if KEEP_X
   load_x_fragments(maker, frame.x, thread);
 #endif
-#if !SLICED
-  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#if SLICED
+  maker.own = fetch_x(p, s, 0, thread);
 #endif
+  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #elif MODE == 1
   Features x = features_x(p, s);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
@@ -589,61 +610,63 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   const i32 first_column_tile = warp / ROW_TILES * COLUMN_TILES;
   const float frame_factor = frame_scale(frame);
   Features y = features_y(p, s);
-  float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
-  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
+  // As load_x_fragment, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of a pair of column tiles.
+  auto load_y_fragment = [&](u32 (&b)[4], int plane, i32 pair, i32 k_step) {
+    load_matrices(b, &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)][k_step * 16 + (matrix & 1) * 8]);
+  };
 #if SLICED
   // Tensor cores truncate their sums: slices are summed outside of them.
   float total[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) total[c][e] = 0.0f;
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
-    maker.next = fetch_rows(y, tile * 32, slice, thread);
-    group_barrier(COST_BARRIER, GROUP);
+    group_barrier(COST_BARRIER, GROUP);  // the products of the slice before are done
     if (!has_centres(slice)) {
       set_centre(shared.centre, p, s, slice, thread);
       group_barrier(COST_BARRIER, GROUP);
       centre = shared.centre;
     }
-    stage_x(shared.x, p, s, centre, frame_factor, slice, thread);
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
-#else
-  {
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
-    if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
-#endif
+    stage_rows(shared.y, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
+    stage_x(shared.x, maker.own, p, s, centre, frame_factor, slice, thread);
     group_barrier(COST_BARRIER, GROUP);
-#if KEEP_X
-    UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
-      const u32 (&x)[PLANES][4] = maker.x[k_step];
-#else
-#if SLICED
-    const PlaneRow* x_planes = shared.x;
-    const i32 k_steps = K_STEPS;
-#else
-    const PlaneRow* x_planes = frame.x;
-    const i32 k_steps = FIT == 2 ? K_STEPS : (p.d + 15) / 16;
-#endif
-    UNROLL_BY(2) for (i32 k_step = 0; k_step < k_steps; k_step++) {
-      u32 x[PLANES][4];
-      load_x_fragment(x, x_planes, k_step, thread);
-#endif
-      // As above, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of the pair.
-      u32 b[PLANES][COLUMN_TILES / 2][4];
-      UNROLL for (int plane = 0; plane < PLANES; plane++) {
-        UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++)
-          load_matrices(b[plane][pair], &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)]
-                                                 [k_step * 16 + (matrix & 1) * 8]);
-      }
-      multiply(product, cross, x, b);
+    const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
+    if (!last || following >= 0) {
+      maker.own = fetch_x(p, s, last ? 0 : slice + 1, thread);
+      maker.next = fetch_rows(y, (last ? following : tile) * 32, last ? 0 : slice + 1, thread);
     }
-#if SLICED
-    UNROLL for (int c = 0; c < COLUMN_TILES; c++)
-      UNROLL for (int e = 0; e < 4; e++) {
-        total[c][e] += product[c][e] + cross[c][e] * LOW_PLANE;
-        product[c][e] = cross[c][e] = 0.0f;
+    UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {  // one at a time, for want of registers
+      float product[2][4], cross[2][4];
+      UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
+      UNROLL_BY(2) for (i32 k_step = 0; k_step < K_STEPS; k_step++) {
+        u32 x[PLANES][4], b[PLANES][1][4];
+        load_x_fragment(x, shared.x, k_step, thread);
+        UNROLL for (int plane = 0; plane < PLANES; plane++) load_y_fragment(b[plane][0], plane, pair, k_step);
+        multiply(product, cross, x, b);
       }
-#endif
+      UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) total[pair * 2 + c][e] += product[c][e] + cross[c][e] * LOW_PLANE;
+    }
   }
+#else
+  float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
+  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
+  stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
+  if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
+  group_barrier(COST_BARRIER, GROUP);
+#if KEEP_X
+  UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
+    const u32 (&x)[PLANES][4] = maker.x[k_step];
+#else
+  const i32 k_steps = FIT == 2 ? K_STEPS : (p.d + 15) / 16;
+  UNROLL_BY(2) for (i32 k_step = 0; k_step < k_steps; k_step++) {
+    u32 x[PLANES][4];
+    load_x_fragment(x, frame.x, k_step, thread);
+#endif
+    u32 b[PLANES][COLUMN_TILES / 2][4];
+    UNROLL for (int plane = 0; plane < PLANES; plane++)
+      UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) load_y_fragment(b[plane][pair], plane, pair, k_step);
+    multiply(product, cross, x, b);
+  }
+#endif
   const float scale = (float)p.scale, unscale = frame_unscale(frame), twice = 2.0f * unscale * unscale;
   const i32 first_row = (warp % ROW_TILES) * 16 + g;
   float x_squares[2] = {frame.x_squares[first_row], frame.x_squares[first_row + 8]}, y_squares[COLUMN_TILES][2];
@@ -812,6 +835,37 @@ struct GradShared {
   float nothing;
 #endif
 };
+// Tiles that the strips before and after this one in the walk touch: they add to the same part of gY.
+struct Neighbours { i32 first_below, last_below, first_above, last_above; };
+DEVICE Neighbours neighbours_of(const Params& p, const Strip& s) {
+  Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
+  return Neighbours{first_tile(below), s.is_last ? -1 : last_tile(below), first_tile(above), s.index == 0 ? -1 : last_tile(above)};
+}
+struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
+DEVICE Turn turn_of(const Neighbours& n, i32 tile) {
+  return Turn{tile < n.first_below || tile > n.last_below, tile < n.first_above || tile > n.last_above};
+}
+
+// What a block has to do. Slot t: recompute does chunk t of its order while t < chunks; the sweep is
+// CHUNKS_PER_CHECKPOINT slots behind and at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow
+// the sweep of its first chunk by one. Kept in shared memory, since products need the registers.
+struct Course {
+  Strip strip;
+  Neighbours neighbours;
+  i32 walk_index, last_checkpoint, chunks, top_chunk, slots;
+};
+DEVICE Course course_of(const Params& p, const Strip& s) {
+  Course c;
+  c.strip = s;
+  c.neighbours = neighbours_of(p, s);
+  c.walk_index = (s.n - 1) / STRIP_ROWS - s.index;
+  c.last_checkpoint = last_step(s) / CHECKPOINT;
+  c.chunks = (c.last_checkpoint - first_checkpoint(s) + 1) * CHUNKS_PER_CHECKPOINT;
+  c.top_chunk = (c.last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
+  c.slots = c.chunks + CHUNKS_PER_CHECKPOINT + 1;
+  return c;
+}
+
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
@@ -822,6 +876,7 @@ struct alignas(16) BackwardShared {
   GradShared grads;
   StoredState top[32];
   float passed_in[32], passed_out[32];
+  Course course;
   u32 ticket;
 };
 
@@ -864,18 +919,23 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GX_TILES ((DIMS / 8) / WARPS_PER_ROW_TILE)  // 8 features each, per warp
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
-#define TILES_AT_ONCE (GX_TILES < 4 || DIMS > 64 ? 2 : 4)  // of gX, by what registers there are beside its sums
+#define TILES_AT_ONCE 2  // of gX: more than these there are no registers for beside its sums
+#if CROWDED && DIMS > 64
+#define HALVES_UNROLLED 2  // by which the compiler keeps fewer addresses
+#else
+#define HALVES_UNROLLED 1
+#endif
 #endif
 
 // -- gX
 struct GradX {
 #if MODE == 3
+  float row_sum[2];  // of E
 #if !SLICED
   float sum[GX_TILES][4];
 #endif
-  float row_sum[2];
-#if DIMS <= 64
-  RowBlock next;  // y of the next tile; of more features there are no registers for it
+#if LOOKS_AHEAD
+  RowBlock next;  // y of the next tile or slice
 #endif
 #elif MODE == 1
   float sum[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
@@ -887,11 +947,11 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i3
   GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
-#if !SLICED
-  UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
-#if DIMS <= 64
+#if LOOKS_AHEAD
   maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #endif
+#if !SLICED
+  UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
@@ -925,6 +985,27 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
   }
 }
 #elif MODE == 3
+#if SLICED
+// Two neighbours of gX's sums, `left` of them in their row.
+DEVICE float* sum_at(const Params& p, const Strip& s, i32 row, i32 k) {
+  return (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
+}
+DEVICE Pair get_sum(const float* at, i32 left) {
+#if FIT
+  return FIT == 2 || left >= 2 ? *(const Pair*)at : Pair{0.0f, 0.0f};
+#else
+  return Pair{left >= 1 ? at[0] : 0.0f, left >= 2 ? at[1] : 0.0f};
+#endif
+}
+DEVICE void put_sum(float* at, i32 left, Pair v) {
+#if FIT
+  if (FIT == 2 || left >= 2) *(Pair*)at = v;
+#else
+  if (left >= 1) at[0] = v.a;
+  if (left >= 2) at[1] = v.b;
+#endif
+}
+#endif
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
                         bool first_time, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
@@ -932,13 +1013,16 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
   Features y = features_y(p, s);
 #if !SLICED
-#if DIMS <= 64
-  stage_rows(shared.y, 32, maker.next, y, tile * 32, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+#if LOOKS_AHEAD
+  stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
   if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
+#elif DIMS <= 64
+  const RowBlock block = fetch_rows(y, tile * 32, 0, thread);
+  stage_rows(shared.y, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
 #else
   UNROLL_BY(1) for (i32 half = 0; half < 2; half++) {
     const Rows<16> block = fetch_rows<16>(y, tile * 32 + half * 16, 0, thread);
-    stage_rows(shared.y + half * 16, 32, block, y, tile * 32 + half * 16, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+    stage_rows(shared.y + half * 16, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
   }
 #endif
 #endif
@@ -958,19 +1042,30 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   UNROLL for (int k_step = 0; k_step < 2; k_step++) read_align(e_rows[k_step], k_step * 16);
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
-    maker.next = fetch_rows(y, tile * 32, slice, thread);
     meet_for_gradients();  // both groups are done with the slice before
     if (!has_centres(slice)) {
       set_centre(shared.centre, p, s, slice, thread);
       meet_for_gradients();
       centre = shared.centre;
     }
-    stage_x(shared.x, p, s, centre, frame_scale(frame), slice, thread);
-    stage_rows(shared.y, 32, maker.next, y, tile * 32, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    stage_rows(shared.y, 32, maker.next, y, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    // Of this many features the sums are in memory, each element one thread's own: asked for before the products and
+    // used after them.
+    Pair old[2][GX_TILES];
+    UNROLL for (int h = 0; h < 2; h++)
+      UNROLL for (int i = 0; i < GX_TILES; i++) {
+        old[h][i] = Pair{0.0f, 0.0f};
+        const i32 row = s.first_row + row_tile + g + h * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t;
+        if (p.grad_x && !first_time && row < s.n) old[h][i] = get_sum(sum_at(p, s, row, k), p.d - k);
+      }
 #else
   {
 #endif
     meet_for_gradients();
+#if SLICED
+    const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
+    if (!last || tile > first_tile(s)) maker.next = fetch_rows(y, (last ? tile - 1 : tile) * 32, last ? 0 : slice + 1, thread);
+#endif
     // gX += E Y: k runs over columns, so y's planes are read transposed.
     auto multiply_by = [&](float (&c)[TILES_AT_ONCE][4], float (&cross)[TILES_AT_ONCE][4], const u32 (&e)[ALIGN_PLANES][4], i32 k_step, int first) {
       u32 b[PLANES][TILES_AT_ONCE / 2][4];
@@ -990,21 +1085,21 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
         clear(c);
         clear(cross);
         UNROLL for (int k_step = 0; k_step < 2; k_step++) multiply_by(c, cross, e_rows[k_step], k_step, first);
-        // Many slices: the strip's own rows of gX are summed in memory, each element by one thread.
         UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
-          UNROLL for (int e = 0; e < 4; e++) {
-            i32 row = s.first_row + row_tile + g + (e >> 1) * 8, k = slice * DIMS + (first_tile_of_warp + first + i) * 8 + 2 * t + (e & 1);
-            if (row < s.n && k < p.d) {
-              float* at = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
-              *at = (first_time ? 0.0f : *at) + (c[i][e] + cross[i][e] * LOW_PLANE);
-            }
+          UNROLL for (int h = 0; h < 2; h++) {
+            const i32 row = s.first_row + row_tile + g + h * 8, k = slice * DIMS + (first_tile_of_warp + first + i) * 8 + 2 * t;
+            const Pair& before = old[h][first + i];
+            if (row < s.n)
+              put_sum(sum_at(p, s, row, k), p.d - k,
+                      Pair{before.a + (c[i][h * 2] + cross[i][h * 2] * LOW_PLANE),
+                           before.b + (c[i][h * 2 + 1] + cross[i][h * 2 + 1] * LOW_PLANE)});
           }
       }
 #else
-    if (p.grad_x)  // one half of the columns after the other: both at once are more than the registers hold
-      UNROLL_BY(1) for (i32 k_step = 0; k_step < 2; k_step++) {
+    if (p.grad_x)
+      UNROLL_BY(HALVES_UNROLLED) for (i32 k_step = 0; k_step < 2; k_step++) {
         u32 e_rows[ALIGN_PLANES][4];
-        read_align(e_rows, k_step * 16);
+        read_align(e_rows, (CROWDED ? afresh(k_step) : k_step) * 16);
         UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
           float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
           clear(c);
@@ -1094,16 +1189,6 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
 }
 
 // -- gY
-// Tiles that the strips before and after this one in the walk touch: they add to the same part of gY.
-struct Neighbours { i32 first_below, last_below, first_above, last_above; };
-DEVICE Neighbours neighbours_of(const Params& p, const Strip& s) {
-  Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
-  return Neighbours{first_tile(below), s.is_last ? -1 : last_tile(below), first_tile(above), s.index == 0 ? -1 : last_tile(above)};
-}
-struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
-DEVICE Turn turn_of(const Neighbours& n, i32 tile) {
-  return Turn{tile < n.first_below || tile > n.last_below, tile < n.first_above || tile > n.last_above};
-}
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, float v) {
   if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
   else ((float*)p.sum_y)[at] = v;
@@ -1158,18 +1243,50 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
     if (first_feature + i < p.d && lane < columns) put_gy(p, turn, at + first_feature + i, old[i] + 2.0f * factor * sum[i]);
 }
 #elif MODE == 3
-DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame, GradShared& shared,
-                        const Step* ring, i32 tile, float factor, i32 thread) {
+#if SLICED
+struct GradY { OwnRows own; };  // x of the next slice
+DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 thread) { return GradY{fetch_x(p, s, 0, thread)}; }
+#else
+struct GradY {};
+DEVICE GradY open_grad_y(const Params&, const Strip&, i32) { return GradY{}; }
+#endif
+DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame,
+                        GradShared& shared, const Step* ring, i32 tile, float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
   const i32 column_tile = (warp & 1) * 16;
   const Turn turn = turn_of(neighbours, tile);
+  // 16 rows of the tile's E as a fragment of A, transposed, added to the sums of columns.
+  float column_sum[2] = {0.0f, 0.0f};
+  auto read_align = [&](u32 (&e)[ALIGN_PLANES][4], i32 first_row) {
+    UNROLL for (int r = 0; r < 4; r++) {
+      i32 column = column_tile + g + (r & 1) * 8, row = first_row + 2 * t + (r >> 1) * 8;
+      float low = align_at(ring, start, row, column), high = align_at(ring, start, row + 1, column);
+      column_sum[r & 1] += low + high;
+      u32 planes[ALIGN_PLANES];
+      split(planes, low, high);
+      UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e[plane][r] = planes[plane];
+    }
+  };
+  auto sum_up = [&]() {
+    UNROLL for (int h = 0; h < 2; h++) {
+      column_sum[h] += from_lane_xor(column_sum[h], 1);
+      column_sum[h] += from_lane_xor(column_sum[h], 2);
+    }
+  };
 #if SLICED
+  u32 e_tile[STRIP_ROWS / 16][ALIGN_PLANES][4];  // the same for every slice
+  if (p.grad_y) {
+    UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) read_align(e_tile[k_step], k_step * 16);
+    sum_up();
+  }
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const i32 first_feature_tile = (warp >> 1) * GY_TILES;
     meet_for_gradients();  // as the other group does
     if (!has_centres(slice)) meet_for_gradients();
+    if (p.grad_y)
+      stage_x(shared.x, maker.own, p, s, has_centres(slice) ? frame.centre + slice * DIMS : shared.centre, frame_scale(frame), slice, thread);
 #else
   UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
     const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
@@ -1189,33 +1306,33 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
           if (GY_PASSES == 1 || column_tile + g + h * 8 < columns) old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
 #if SLICED
     meet_for_gradients();  // this slice of x and y is there
+    if (p.grad_y) maker.own = fetch_x(p, s, (slice + 1) * DIMS < p.d ? slice + 1 : 0, thread);
     const PlaneRow* x_planes = shared.x;
 #else
     const PlaneRow* x_planes = frame.x;
 #endif
-    float c[GY_TILES][4], cross[GY_TILES][4], column_sum[2] = {0.0f, 0.0f};
+    float c[GY_TILES][4], cross[GY_TILES][4];
     if (p.grad_y) {  // gY = E' X: k runs over rows
       UNROLL for (int i = 0; i < GY_TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = cross[i][e] = 0.0f;
+#if SLICED
+      UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
+        const u32 (&e_columns)[ALIGN_PLANES][4] = e_tile[k_step];
+#else
+      column_sum[0] = column_sum[1] = 0.0f;
       UNROLL_BY(2) for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) {
-        u32 e_columns[ALIGN_PLANES][4], b[PLANES][GY_TILES / 2][4];
-        UNROLL for (int r = 0; r < 4; r++) {
-          i32 column = column_tile + g + (r & 1) * 8, row = k_step * 16 + 2 * t + (r >> 1) * 8;
-          float low = align_at(ring, start, row, column), high = align_at(ring, start, row + 1, column);
-          column_sum[r & 1] += low + high;
-          u32 planes[ALIGN_PLANES];
-          split(planes, low, high);
-          UNROLL for (int plane = 0; plane < ALIGN_PLANES; plane++) e_columns[plane][r] = planes[plane];
-        }
+        u32 e_columns[ALIGN_PLANES][4];
+        read_align(e_columns, k_step * 16);
+#endif
+        u32 b[PLANES][GY_TILES / 2][4];
         UNROLL for (int plane = 0; plane < PLANES; plane++)
           UNROLL for (int pair = 0; pair < GY_TILES / 2; pair++)
             load_matrices_transposed(b[plane][pair], &x_planes[plane * STRIP_ROWS + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                               [(first_feature_tile + pair * 2 + (matrix >> 1)) * 8]);
         multiply(c, cross, e_columns, b);
       }
-      UNROLL for (int h = 0; h < 2; h++) {
-        column_sum[h] += from_lane_xor(column_sum[h], 1);
-        column_sum[h] += from_lane_xor(column_sum[h], 2);
-      }
+#if !SLICED
+      sum_up();
+#endif
     }
 #if !SLICED
     if (pass == 0) meet_for_gradients();  // y is there; the products did not need it
@@ -1242,6 +1359,17 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
     }
   }
 }
+#endif
+
+#if CROWDED
+typedef const Strip& StripOfHelper;
+#else
+typedef Strip StripOfHelper;
+#endif
+#if CROWDED_COSTS
+typedef const Strip& StripOfCosts;
+#else
+typedef Strip StripOfCosts;
 #endif
 
 // Which warp does what. Warp w runs on scheduler w % 4; roles are dealt out so that each scheduler issues about as many
@@ -1287,21 +1415,19 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   fill_ring<BACKWARD_THREADS>(&shared.align[0][0], ALIGN_CHUNKS * 32 * STEP_STRIDE, 0.0f);
   block_barrier();
   const Assignment mine = assignment_of(p, shared.ticket);
-  const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
-  if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
-
-  const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
-  const i32 last_checkpoint = last_step(s) / CHECKPOINT;
-  const i32 chunks = (last_checkpoint - first_checkpoint(s) + 1) * CHUNKS_PER_CHECKPOINT;
-  const i32 top_chunk = (last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
-  // Slot t: recompute does chunk t of its order while t < chunks; the sweep is CHUNKS_PER_CHECKPOINT slots behind and
-  // at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow the sweep of its first chunk by one.
-  const i32 slots = chunks + CHUNKS_PER_CHECKPOINT + 1;
-
-  make_frame<BACKWARD_THREADS>(shared.frame, p, s);
+  {
+    const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
+    if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
+    if (thread_index() == 0) shared.course = course_of(p, s);
+    make_frame<BACKWARD_THREADS>(shared.frame, p, s);
+  }
+  block_barrier();
   const Duty duty = duty_of(warp);
   const i32 thread = duty.member * 32 + lane;  // within its group
+  const Course& course = shared.course;
   if (duty.role == RECOMPUTE) {
+    const Strip s = course.strip;
+    const i32 last_checkpoint = course.last_checkpoint, chunks = course.chunks, slots = course.slots;
     const StoredState* bound = saved_bound(p, s, s.index - 1);
     // The row above and the saved state are asked for one slot ahead.
     auto top_of = [&](i32 chunk) {
@@ -1345,6 +1471,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       block_barrier();
     }
   } else if (duty.role == SWEEP) {
+    const Strip s = course.strip;
+    const i32 walk_index = course.walk_index, chunks = course.chunks, top_chunk = course.top_chunk, slots = course.slots;
     const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
     const HandoffRow row = handoff_row(p, s.pair);
     const float value = ((const float*)p.value)[s.pair];
@@ -1413,71 +1541,77 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     }
   } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     // The slots before the first, in which the others wait, make what recompute will find there.
-    const i32 begin = last_tile(s), lowest = first_tile(s), needed = last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
-    CostMaker maker = open_costs(p, s, shared.frame, begin, thread);
-    for (i32 slot = begin >= needed ? needed - 1 - begin : -1; slot < slots; slot++) {
+    const StripOfCosts s = course.strip;
+    const i32 needed = course.last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
+    CostMaker maker = open_costs(p, s, shared.frame, last_tile(s), thread);
+    for (i32 slot = last_tile(s) >= needed ? needed - 1 - last_tile(s) : -1; slot < course.slots; slot++) {
       const i32 tile = needed - 1 - slot;
-      if (tile <= begin && tile >= lowest)
-        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > lowest ? tile - 1 : -1, thread);
+      if (touches(s, tile))
+        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > first_tile(s) ? tile - 1 : -1,
+                   CROWDED_COSTS ? afresh(thread) : thread);
       if (slot < -1) group_barrier(COST_BARRIER, GROUP);
       else block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const float factor = gradient_of_value(p, s.pair);
+    const StripOfHelper s = course.strip;
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
-      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
-      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile)) {
+    // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
+    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
+      if (touches(s, tile)) {
 #if MODE == 0
-        write_alignment(p, s, shared.align, tile, factor, 0, thread);
+        write_alignment(p, s, shared.align, tile, gradient_of_value(p, s.pair), 0, thread);
 #elif MODE == 1
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
-        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), thread);
+        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
+                    CROWDED ? afresh(thread) : thread);
 #endif
       }
       block_barrier();
     }
-    close_grad_x(maker, p, s, shared.frame, shared.grads, *(ClosingShared*)shared.costs, factor, thread);
+    close_grad_x(maker, p, s, shared.frame, shared.grads, *(ClosingShared*)shared.costs, gradient_of_value(p, s.pair), thread);
   } else if (duty.role == GRAD_Y) {
+    const StripOfHelper s = course.strip;
     const float factor = gradient_of_value(p, s.pair);
-    const Neighbours neighbours = neighbours_of(p, s);
+#if MODE == 3
+    GradY maker = open_grad_y(p, s, thread);
+#endif
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
-      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
-      if (slot > CHUNKS_PER_CHECKPOINT && touches(s, tile)) {
+    // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
+    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
+      if (touches(s, tile)) {
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
-        make_grad_y(p, s, neighbours, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(p, s, course.neighbours, shared.grads, shared.align, tile, factor, thread);
 #else
-        make_grad_y(p, s, neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(maker, p, s, course.neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
 #endif
       }
       block_barrier();
     }
   } else if (duty.role == PORTER) {
+    const Strip& s = course.strip;
     u32* turns = p.turns + (i64)s.pair * p.tiles;
-    const Neighbours neighbours = neighbours_of(p, s);
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
+    for (i32 slot = 0; slot < course.slots; slot++) {
       // Gradients work on `tile` in this slot, on tile + 1 in the one before, on tile - 1 in the next.
-      const i32 tile = top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
+      const i32 tile = course.top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
       if (MODE != 0 && p.grad_y && lane == 0) {
-        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(neighbours, tile + 1).last)
-          store_release(&turns[tile + 1], (u32)walk_index);
-        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(neighbours, tile - 1).first)
-          while (load_acquire(&turns[tile - 1]) != (u32)(walk_index - 1)) wait_a_little();
+        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(course.neighbours, tile + 1).last)
+          store_release(&turns[tile + 1], (u32)course.walk_index);
+        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(course.neighbours, tile - 1).first)
+          while (load_acquire(&turns[tile - 1]) != (u32)(course.walk_index - 1)) wait_a_little();
       }
       block_barrier();
     }
-    const i32 tile = top_chunk - (slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
-    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(neighbours, tile).last)
-      store_release(&turns[tile], (u32)walk_index);
+    const i32 tile = course.top_chunk - (course.slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
+    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(course.neighbours, tile).last)
+      store_release(&turns[tile], (u32)course.walk_index);
   } else {
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) block_barrier();
+    for (i32 slot = 0; slot < course.slots; slot++) block_barrier();
   }
 }
 #endif
