@@ -570,7 +570,7 @@ def sweep(
             else:
                 to_corner = flow_diagonal[here + lanes]
         here, after, after2 = after2, here, after
-    return to_corner  # type: ignore[no-any-return]
+    return to_corner  # type: ignore[no-any-return]  # what an Array holds is Any
 
 
 # ------------------------------------------------------------------------------------------------ gradients
