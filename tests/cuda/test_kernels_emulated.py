@@ -761,6 +761,21 @@ def test_packed_checkpoints_hold_neighbours_very_far_apart(compute: Compute, far
     assert_right(case, given, answer)
 
 
+@pytest.mark.parametrize("d", [20, 64, 80, 130, 160])
+def test_a_spike_beside_the_band(compute: Compute, d: int) -> None:
+    """A row of y, a million times as large as a strip's own x, in its tile but not in its band, is too large
+    for the strip's 16-bit planes, and there is no cost to tell by."""
+    case = Case(2, 150, 150, d, bandwidth=3, gamma=1e3)
+    given = inputs_of(case)
+    assert given.y is not None
+    for series in given[:2]:
+        series[0] *= 1e-3
+        series[0, 80] = 1e3
+    answer = compute(case, given)
+    assert unhealthy(case, answer.state) == [True, False]
+    assert_right(case, given, answer)
+
+
 # ---- broken and forbidden
 
 

@@ -76,6 +76,7 @@ typedef u16 PlaneRow[ROW_HALVES];
 #if INPUT == 3
 #define mma_input mma_bf16
 #define pack_input pack_bf16
+#define LARGEST_IN_PLANE 1.8e19f  // and more, but no float would be left for its square
 #define LOW_PLANE 1.0f          // weight of the second plane
 #define LOW_PLANE_INVERSE 1.0f
 DEVICE float low_of(u32 pair) { return float_of(pair << 16); }
@@ -83,6 +84,7 @@ DEVICE float high_of(u32 pair) { return float_of(pair & 0xffff0000u); }
 #else
 #define mma_input mma_f16
 #define pack_input pack_f16
+#define LARGEST_IN_PLANE 65504.0f
 #define LOW_PLANE 0.00048828125f
 #define LOW_PLANE_INVERSE 2048.0f
 DEVICE float low_of(u32 pair) { return half_to_float((u16)(pair & 0xffffu)); }
@@ -231,15 +233,19 @@ template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 fir
   return block;
 }
 // Centres and scales the rows and stores them as planes; `squares`, if any, receives (or adds to) each row's sum of
-// squares. Rows past the end repeat the last one, as they were fetched: no path goes through them.
+// squares. Rows past the end repeat the last one, as they were fetched: no path goes through them. Returns whether a plane
+// may overflow, if there is a band and `squares` are asked for: rows that are in a tile but beside the band have no cost
+// to tell by, and nothing times infinity would spoil the gradients.
 template <int ROWS>
-DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, const float* centre, float scale,
+DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, const float* centre, float scale,
                        float* squares, double* square_sums, i32 slice, i32 thread) {
   constexpr int QUADS_PER_THREAD = ROWS * QUADS_PER_ROW / GROUP;
   float sum[QUADS_PER_THREAD];
   const i32 k = thread % QUADS_PER_ROW * 4;
-  // The scale is a power of two, so that multiplying before centring rounds no differently.
+  // The scale is a power of two, so that multiplying before centring rounds no differently. (It may overflow, for a centre
+  // 2^128 times as large as what is around it: then every cost is NaN, and flagged.)
   float middle[4];
+  bool overflows = false;
   UNROLL for (int j = 0; j < 4; j++) middle[j] = -centre[k + j] * scale;
 #if FIT == 0
   const i32 past = k - (f.d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
@@ -256,6 +262,7 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
       if (FIT != 2 && slice * DIMS + (FIT == 1 ? k : k + j) >= f.d) quad.v[j] = 0.0f;
       sum[i] += quad.v[j] * quad.v[j];
     }
+    if (BANDED && squares) overflows |= sum[i] > LARGEST_IN_PLANE * LARGEST_IN_PLANE;
 #if SLICED && INPUT != 0 && FIT == 2  // neither centred nor scaled
     *(PackedQuad*)&planes[row][k] = block.quads[i];
 #else
@@ -283,6 +290,7 @@ DEVICE void stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
       }
     }
   }
+  return overflows;
 }
 #endif
 
@@ -314,6 +322,7 @@ DEVICE MeasuredRow measured_row(const Features& x, const Features& y, const Stri
   if (r >= STRIP_ROWS) return MeasuredRow{y.rows + (i64)row * y.d, true};
   return MeasuredRow{x.rows + (i64)(row < x.count ? row : x.count - 1) * x.d, row < x.count};
 }
+DEVICE float size_of(float v) { return v < 0.0f ? -v : v; }
 // One warp's part of row r: its lanes' sums of squares and largest values, put together.
 DEVICE void measure_row(Frame& frame, i32 r, double sum, float largest) {
   UNROLL for (int mask = 16; mask > 0; mask /= 2) {
@@ -325,7 +334,6 @@ DEVICE void measure_row(Frame& frame, i32 r, double sum, float largest) {
     raise_to(&frame.largest, bits_of(largest));
   }
 }
-DEVICE float size_of(float v) { return v < 0.0f ? -v : v; }
 #endif
 
 // By all THREADS threads of a block.
@@ -626,7 +634,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
       group_barrier(COST_BARRIER, GROUP);
       centre = shared.centre;
     }
-    stage_rows(shared.y, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
+    maker.bad |= stage_rows(shared.y, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
     stage_x(shared.x, maker.own, p, s, centre, frame_factor, slice, thread);
     group_barrier(COST_BARRIER, GROUP);
     const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
@@ -649,7 +657,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
 #else
   float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
-  stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
+  maker.bad |= stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
   if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
   group_barrier(COST_BARRIER, GROUP);
 #if KEEP_X
