@@ -635,6 +635,8 @@ RACES = [
     Case(2, 200, 70, 128, races=True),
     Case(2, 30, 70, 65, aligned=False, races=True),
     Case(2, 200, 70, 130, races=True),
+    Case(2, 100, 70, 160, dtype=BF16, bandwidth=40, races=True),
+    Case(1, 70, 40, 1060, races=True),
     Case(2, 200, 70, 0, races=True),
     Case(2, 200, 70, 3, dtype=F64, races=True),
     Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True),
