@@ -507,6 +507,6 @@ def test_an_empty_batch_has_no_sample_without_a_path() -> None:
 
 def test_a_reduction_changed_to_nonsense() -> None:
     module = SoftDTW()
-    module.reduction = "all"  # type: ignore[assignment]
+    module.reduction = "all"  # type: ignore[assignment]  # wrong on purpose
     with raises(ValueError, "reduction", "'all'", "'mean'"):
         module(X, Y)

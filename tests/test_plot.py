@@ -79,7 +79,7 @@ def test_alignment_errors(
     arguments: tuple[torch.Tensor, ...], options: dict[str, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        plot.plot_alignment(*arguments, **options)  # type: ignore[arg-type]
+        plot.plot_alignment(*arguments, **options)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_barycenter_lines() -> None:
@@ -116,7 +116,7 @@ def test_barycenter_lengths_and_stretch() -> None:
 )
 def test_barycenter_errors(X: object, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plot.plot_barycenter(X, torch.zeros(5), **options)  # type: ignore[arg-type]
+        plot.plot_barycenter(X, torch.zeros(5), **options)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("name", ["plot_alignment", "plot_barycenter"])

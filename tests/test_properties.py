@@ -117,7 +117,7 @@ def solve(
     return value, x, y
 
 
-def true(problem: Problem, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]
+def true(problem: Problem, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]  # oracle's
     return truth(x, y, problem.gamma, problem.bandwidth, problem.x_lengths, problem.y_lengths)
 
 

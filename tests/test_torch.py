@@ -76,7 +76,7 @@ class TestOperators:
         class Watch(torch.utils._python_dispatch.TorchDispatchMode):
             seen: list[str] = []  # noqa: RUF012  # one instance, one test
 
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
                 self.seen.append(str(function))
                 return function(*args, **(kwargs or {}))
 

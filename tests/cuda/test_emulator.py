@@ -699,6 +699,6 @@ def test_buffers_hold_any_shape_and_outlive_their_owner(toys: EmulatedModule) ->
     assert raw.address % 4096 == 4096 - 10
     assert GuardedBuffer(np.empty((0, 3)), "empty").array.shape == (0, 3)
     with pytest.raises(ValueError, match="flush"):
-        GuardedBuffer(4, "x", flush="middle")  # type: ignore[arg-type]
+        GuardedBuffer(4, "x", flush="middle")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="align"):
         GuardedBuffer(4, "x", align=3)

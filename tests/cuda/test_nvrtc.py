@@ -125,7 +125,7 @@ def usage_of(log: str) -> dict[str, Usage]:
     parts = re.split(r"Function properties for (\w+)", log)[1:]
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         stack, stores, loads = (
-            int(re.search(rf"(\d+) bytes {word}", text)[1])  # type: ignore[index]
+            int(re.search(rf"(\d+) bytes {word}", text)[1])  # type: ignore[index]  # None raises
             for word in ("stack frame", "spill stores", "spill loads")
         )
         registers = re.search(r"Used (\d+) registers", text)
