@@ -212,6 +212,16 @@ UNWATCHED OUT_OF_LINE DEVICE u32 observed_change(u32* p, Change change, Operatio
   ++machine.epoch;
   return old;
 }
+template <class T> UNWATCHED OUT_OF_LINE DEVICE void observed_add(T* p, T v, const char* file, u32 line) {
+  observe(Operation::add_to, file, line);
+  check_aligned(p, Operation::add_to, file, line);
+  watch(p, sizeof v, true, false, __builtin_return_address(0));  // additions that nothing orders are a race
+  deliver_overlapping(p, sizeof v);
+  float* sum = (float*)p;
+  const float* part = (const float*)&v;
+  for (u32 i = 0; i < sizeof v / sizeof *sum; ++i) sum[i] += part[i];
+  ++machine.epoch;
+}
 }  // namespace emulator
 DEVICE Word2 load_shared_word(const Word2* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_shared_word, file, line);
@@ -251,6 +261,8 @@ struct alignas(8) Pair { float a, b; };
 DEVICE Pair load_fresh(const Pair* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
 }
+DEVICE void add_to(float* p, float v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
+DEVICE void add_to(Pair* p, Pair v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
 
 // ---- tensor cores
 namespace emulator {

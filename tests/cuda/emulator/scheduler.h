@@ -63,6 +63,7 @@ enum class Operation : uint8_t {
   load_acquire,
   store_release,
   load_fresh,
+  add_to,
 };
 
 inline const char* name_of(Operation operation) {
@@ -71,8 +72,8 @@ inline const char* name_of(Operation operation) {
       "any_lane",
       "block_barrier", "group_barrier", "mma_bf16", "mma_f16", "load_matrices", "load_matrices_transposed",
       "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "raise_to", "load_acquire",
-      "store_release", "load_fresh"};
-  static_assert(sizeof names / sizeof *names == (int)Operation::load_fresh + 1, "one name for each operation");
+      "store_release", "load_fresh", "add_to"};
+  static_assert(sizeof names / sizeof *names == (int)Operation::add_to + 1, "one name for each operation");
   return names[(int)operation];
 }
 

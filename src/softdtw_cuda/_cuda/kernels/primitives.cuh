@@ -118,6 +118,17 @@ DEVICE Pair load_fresh(const Pair* p) {
   float2 v = __ldcg((const float2*)p);
   return Pair{v.x, v.y};
 }
+// Adds to memory without waiting for what is there. The order in which threads add to one place is theirs to settle: each
+// must see a flag that the one before released, as for load_fresh. One thread's own additions keep their order.
+DEVICE void add_to(float* p, float v) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory"); }
+DEVICE void add_to(Pair* p, Pair v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0],{%1,%2};" ::"l"(p), "f"(v.a), "f"(v.b) : "memory");
+#else
+  add_to(&p->a, v.a);
+  add_to(&p->b, v.b);
+#endif
+}
 
 // ---- tensor cores: D(16x8) += A(16x16) B(16x8), bf16 in, float32 accumulators, the fragments of PTX's mma.m16n8k16
 #if __CUDA_ARCH__ >= 800

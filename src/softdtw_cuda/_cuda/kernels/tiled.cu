@@ -935,6 +935,20 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #endif
 #endif
 
+#if MODE == 3
+// Puts two neighbours of a sum of gradients into memory or adds them there, as many as are `left` in their row.
+DEVICE void put_sum(float* at, i32 left, bool first, Pair v) {
+#if FIT
+  if (FIT != 2 && left < 2) return;
+  if (first) *(Pair*)at = v;
+  else add_to((Pair*)at, v);
+#else
+  if (left >= 1) { if (first) at[0] = v.a; else add_to(at, v.a); }
+  if (left >= 2) { if (first) at[1] = v.b; else add_to(at + 1, v.b); }
+#endif
+}
+#endif
+
 // -- gX
 struct GradX {
 #if MODE == 3
@@ -994,24 +1008,8 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
 }
 #elif MODE == 3
 #if SLICED
-// Two neighbours of gX's sums, `left` of them in their row.
 DEVICE float* sum_at(const Params& p, const Strip& s, i32 row, i32 k) {
   return (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
-}
-DEVICE Pair get_sum(const float* at, i32 left) {
-#if FIT
-  return FIT == 2 || left >= 2 ? *(const Pair*)at : Pair{0.0f, 0.0f};
-#else
-  return Pair{left >= 1 ? at[0] : 0.0f, left >= 2 ? at[1] : 0.0f};
-#endif
-}
-DEVICE void put_sum(float* at, i32 left, Pair v) {
-#if FIT
-  if (FIT == 2 || left >= 2) *(Pair*)at = v;
-#else
-  if (left >= 1) at[0] = v.a;
-  if (left >= 2) at[1] = v.b;
-#endif
 }
 #endif
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
@@ -1057,15 +1055,6 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
       centre = shared.centre;
     }
     stage_rows(shared.y, 32, maker.next, y, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
-    // Of this many features the sums are in memory, each element one thread's own: asked for before the products and
-    // used after them.
-    Pair old[2][GX_TILES];
-    UNROLL for (int h = 0; h < 2; h++)
-      UNROLL for (int i = 0; i < GX_TILES; i++) {
-        old[h][i] = Pair{0.0f, 0.0f};
-        const i32 row = s.first_row + row_tile + g + h * 8, k = slice * DIMS + (first_tile_of_warp + i) * 8 + 2 * t;
-        if (p.grad_x && !first_time && row < s.n) old[h][i] = get_sum(sum_at(p, s, row, k), p.d - k);
-      }
 #else
   {
 #endif
@@ -1096,11 +1085,10 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
         UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
           UNROLL for (int h = 0; h < 2; h++) {
             const i32 row = s.first_row + row_tile + g + h * 8, k = slice * DIMS + (first_tile_of_warp + first + i) * 8 + 2 * t;
-            const Pair& before = old[h][first + i];
+            // Of this many features the sums are in memory, each element one thread's own.
             if (row < s.n)
-              put_sum(sum_at(p, s, row, k), p.d - k,
-                      Pair{before.a + (c[i][h * 2] + cross[i][h * 2] * LOW_PLANE),
-                           before.b + (c[i][h * 2 + 1] + cross[i][h * 2 + 1] * LOW_PLANE)});
+              put_sum(sum_at(p, s, row, k), p.d - k, first_time,
+                      Pair{c[i][h * 2] + cross[i][h * 2] * LOW_PLANE, c[i][h * 2 + 1] + cross[i][h * 2 + 1] * LOW_PLANE});
           }
       }
 #else
@@ -1177,7 +1165,7 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
           const i32 offset = (i < count ? i : count - 1) * p.d + k;
           v[i] = from[offset];
 #if SLICED
-          product[i] = ((const float*)p.sum_x)[start + offset];
+          product[i] = load_fresh((const float*)p.sum_x + start + offset);
 #else
           product[i] = rows.product[first + i][k];
 #endif
@@ -1197,10 +1185,9 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
 }
 
 // -- gY
-DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, float v) {
-  if (turn.last) store_gradient(p.grad_y, at, v, p.grad_y_wide);
-  else ((float*)p.sum_y)[at] = v;
-}
+// Strips add to a tile of gY in turn: the first stores, the others add. Only the last strip of 16-bit gradients has to
+// read the sum, for it stores it elsewhere.
+DEVICE bool must_read(const Turn& turn) { return INPUT != 0 && turn.last && !turn.first; }
 #if MODE == 3
 // Two neighbours of gY, as many of them as there are.
 DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
@@ -1218,12 +1205,12 @@ DEVICE Pair get_gy(const Params& p, i64 at, i32 left) {
 #endif
 }
 DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) {
-#if FIT && INPUT == 0
-  if (FIT == 2 || left >= 2) *(Pair*)((float*)p.sum_y + at) = v;  // sum_y is grad_y
-#else
-  if (FIT == 2 || left >= 1) put_gy(p, turn, at, v.a);
-  if (FIT == 2 || left >= 2) put_gy(p, turn, at + 1, v.b);
-#endif
+  if (INPUT != 0 && turn.last) {
+    if (FIT == 2 || left >= 1) store_gradient(p.grad_y, at, v.a, p.grad_y_wide);
+    if (FIT == 2 || left >= 2) store_gradient(p.grad_y, at + 1, v.b, p.grad_y_wide);
+  } else {
+    put_sum((float*)p.sum_y + at, left, turn.first, v);  // of float32, sum_y is grad_y
+  }
 }
 #endif
 
@@ -1237,7 +1224,7 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
   float old[FEATURES_PER_WARP], own[FEATURES_PER_WARP], sum[FEATURES_PER_WARP];
   UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) old[i] = sum[i] = 0.0f;
-  if (p.grad_y && !turn.first)
+  if (p.grad_y && must_read(turn))
     UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++)
       old[i] = load_fresh((const float*)p.sum_y + at + (first_feature + i < p.d ? first_feature + i : p.d - 1));
   meet_for_gradients();
@@ -1248,7 +1235,13 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
     UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) sum[i] += e * (own[i] - shared.x[r][first_feature + i]);
   }
   UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++)
-    if (first_feature + i < p.d && lane < columns) put_gy(p, turn, at + first_feature + i, old[i] + 2.0f * factor * sum[i]);
+    if (first_feature + i < p.d && lane < columns) {
+      const float part = 2.0f * factor * sum[i];
+      float* total = (float*)p.sum_y + at + first_feature + i;
+      if (INPUT != 0 && turn.last) store_gradient(p.grad_y, at + first_feature + i, old[i] + part, p.grad_y_wide);
+      else if (turn.first) *total = part;
+      else add_to(total, part);
+    }
 }
 #elif MODE == 3
 #if SLICED
@@ -1299,7 +1292,7 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
   UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
     const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
 #endif
-    // What the strips below have summed, asked for before the products and used after them.
+    // What the strips below have summed, if it has to be read: asked for before the products and used after them.
     Pair old[2][GY_TILES];
     i64 at[2];
     UNROLL for (int h = 0; h < 2; h++) {
@@ -1308,7 +1301,7 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
               first_feature_tile * 8 + 2 * t;
       UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
     }
-    if (p.grad_y && !turn.first)
+    if (p.grad_y && must_read(turn))
       UNROLL for (int h = 0; h < 2; h++)
         UNROLL for (int i = 0; i < GY_TILES; i++)
           if (GY_PASSES == 1 || column_tile + g + h * 8 < columns) old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
