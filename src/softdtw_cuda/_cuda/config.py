@@ -186,11 +186,16 @@ def _planes(k: Kernel) -> int:
     return 2 if k.input_code == 0 else 1
 
 
+def _buffers(k: Kernel) -> int:
+    """A slice is staged while the one before is at work."""
+    return 2 if k.sliced else 1
+
+
 def _cost_making_shared(k: Kernel) -> int:
     if k.mode == TENSOR:
-        planes_of_x = _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
+        planes_of_x = _buffers(k) * _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
         frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
-        rows = _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
+        rows = _buffers(k) * _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
         return _padded(frame + rows + (32 * 8 + (k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
     return _padded((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
 
@@ -222,7 +227,8 @@ def _backward_shared(k: Kernel) -> int:
     size += _cost_making_shared(k)
     if k.mode == TENSOR:
         rows = k.strip_rows + 32 if k.sliced else 32
-        size += _padded(_planes(k) * rows * (k.dims + 8) * 2) + (k.dims * 4 if k.sliced else 0) + 16
+        size += _buffers(k) * _padded(_planes(k) * rows * (k.dims + 8) * 2) + 16
+        size += k.dims * 4 if k.sliced else 0
     elif k.mode == DIRECT:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:

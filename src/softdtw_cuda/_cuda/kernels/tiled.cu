@@ -71,6 +71,7 @@ DEVICE i32 first_chunk(const Strip& s) { return s.first_column / CHECKPOINT * CH
 #define ALIGN_PLANES 2  // of E, in the format of the features
 #define ROW_HALVES (DIMS + 8)  // 16-bit words from row to row: keeps ldmatrix free of conflicts
 #define K_STEPS (DIMS / 16)
+#define BUFFERS (SLICED ? 2 : 1)  // of slices: one is filled while another is read, with one barrier a slice
 typedef u16 PlaneRow[ROW_HALVES];
 
 #if INPUT == 3
@@ -350,15 +351,22 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
     const MeasuredRow row = measured_row(x, y, s, r);
     double sum = 0.0;
     float largest = 0.0f;
-    auto measure = [&](i32 k, float centre) {
-      float v = to_float(row.at[k]) - centre;
+    auto measure = [&](float v, float centre) {
+      v -= centre;
       largest = max_of(largest, size_of(v));
       sum += (double)v * (double)v;
     };
     if (row.there) {
-      i32 k = lane;
-      UNROLL_BY(4) for (; k < p.d && k < MOST_CENTRES; k += 32) measure(k, frame.centre[k]);
-      UNROLL_BY(1) for (; k < p.d; k += 32) measure(k, centre_of(x, y, s, k));
+      i32 k = FIT ? lane * 4 : lane;
+      UNROLL_BY(4) for (; k < p.d && k < MOST_CENTRES; k += FIT ? 128 : 32) {
+#if FIT
+        const Quad quad = unpack(*(const PackedQuad*)(row.at + k));
+        UNROLL for (int j = 0; j < 4; j++) measure(quad.v[j], frame.centre[k + j]);
+#else
+        measure(to_float(row.at[k]), frame.centre[k]);
+#endif
+      }
+      UNROLL_BY(1) for (k = MOST_CENTRES + lane; k < p.d; k += 32) measure(to_float(row.at[k]), centre_of(x, y, s, k));
     }
     measure_row(frame, r, sum, largest);
   }
@@ -446,10 +454,10 @@ DEVICE void fetch_costs(element (&next)[STRIP_ROWS / 4], const Params& p, const 
 // ---- making the costs of a tile
 struct CostShared {
 #if MODE == 3
-  alignas(16) PlaneRow y[PLANES * 32];
+  alignas(16) PlaneRow y[BUFFERS][PLANES * 32];
   float y_squares[32];
 #if SLICED
-  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
+  alignas(16) PlaneRow x[BUFFERS][PLANES * STRIP_ROWS];
   double y_square_sums[32];
   float centre[DIMS];
 #endif
@@ -618,9 +626,10 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   const i32 first_column_tile = warp / ROW_TILES * COLUMN_TILES;
   const float frame_factor = frame_scale(frame);
   Features y = features_y(p, s);
+  PlaneRow* y_planes = shared.y[0];
   // As load_x_fragment, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of a pair of column tiles.
   auto load_y_fragment = [&](u32 (&b)[4], int plane, i32 pair, i32 k_step) {
-    load_matrices(b, &shared.y[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)][k_step * 16 + (matrix & 1) * 8]);
+    load_matrices(b, &y_planes[plane * 32 + (first_column_tile + pair * 2 + (matrix >> 1)) * 8 + (lane & 7)][k_step * 16 + (matrix & 1) * 8]);
   };
 #if SLICED
   // Tensor cores truncate their sums: slices are summed outside of them.
@@ -628,26 +637,28 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) total[c][e] = 0.0f;
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
-    group_barrier(COST_BARRIER, GROUP);  // the products of the slice before are done
+    // Whoever is here has passed the barrier of the slice before, so all are done with the products of the one before it.
+    PlaneRow* x_planes = shared.x[slice & 1];
+    y_planes = shared.y[slice & 1];
     if (!has_centres(slice)) {
       set_centre(shared.centre, p, s, slice, thread);
       group_barrier(COST_BARRIER, GROUP);
       centre = shared.centre;
     }
-    maker.bad |= stage_rows(shared.y, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
-    stage_x(shared.x, maker.own, p, s, centre, frame_factor, slice, thread);
-    group_barrier(COST_BARRIER, GROUP);
+    maker.bad |= stage_rows(y_planes, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
+    stage_x(x_planes, maker.own, p, s, centre, frame_factor, slice, thread);
     const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
     if (!last || following >= 0) {
       maker.own = fetch_x(p, s, last ? 0 : slice + 1, thread);
       maker.next = fetch_rows(y, (last ? following : tile) * 32, last ? 0 : slice + 1, thread);
     }
+    group_barrier(COST_BARRIER, GROUP);
     UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {  // one at a time, for want of registers
       float product[2][4], cross[2][4];
       UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
       UNROLL_BY(2) for (i32 k_step = 0; k_step < K_STEPS; k_step++) {
         u32 x[PLANES][4], b[PLANES][1][4];
-        load_x_fragment(x, shared.x, k_step, thread);
+        load_x_fragment(x, x_planes, k_step, thread);
         UNROLL for (int plane = 0; plane < PLANES; plane++) load_y_fragment(b[plane][0], plane, pair, k_step);
         multiply(product, cross, x, b);
       }
@@ -657,7 +668,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
 #else
   float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
-  maker.bad |= stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
+  maker.bad |= stage_rows(y_planes, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
   if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
   group_barrier(COST_BARRIER, GROUP);
 #if KEEP_X
@@ -831,10 +842,10 @@ struct alignas(8 * LANE_ROWS) LaneShares { float up[LANE_ROWS], diagonal[LANE_RO
 struct GradShared {
 #if MODE == 3
 #if SLICED
-  alignas(16) PlaneRow x[PLANES * STRIP_ROWS];
+  alignas(16) PlaneRow x[BUFFERS][PLANES * STRIP_ROWS];
   float centre[DIMS];
 #endif
-  alignas(16) PlaneRow y[PLANES * 32];
+  alignas(16) PlaneRow y[BUFFERS][PLANES * 32];
 #elif MODE == 1
   float x[STRIP_ROWS][DIMS];
   float y[32][DIMS];
@@ -1018,17 +1029,18 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
   Features y = features_y(p, s);
+  PlaneRow* y_planes = shared.y[0];
 #if !SLICED
 #if LOOKS_AHEAD
-  stage_rows(shared.y, 32, maker.next, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+  stage_rows(y_planes, 32, maker.next, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
   if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
 #elif DIMS <= 64
   const RowBlock block = fetch_rows(y, tile * 32, 0, thread);
-  stage_rows(shared.y, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+  stage_rows(y_planes, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
 #else
   UNROLL_BY(1) for (i32 half = 0; half < 2; half++) {
     const Rows<16> block = fetch_rows<16>(y, tile * 32 + half * 16, 0, thread);
-    stage_rows(shared.y + half * 16, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+    stage_rows(y_planes + half * 16, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
   }
 #endif
 #endif
@@ -1048,27 +1060,25 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   UNROLL for (int k_step = 0; k_step < 2; k_step++) read_align(e_rows[k_step], k_step * 16);
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
-    meet_for_gradients();  // both groups are done with the slice before
+    y_planes = shared.y[slice & 1];
     if (!has_centres(slice)) {
       set_centre(shared.centre, p, s, slice, thread);
       meet_for_gradients();
       centre = shared.centre;
     }
-    stage_rows(shared.y, 32, maker.next, y, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    stage_rows(y_planes, 32, maker.next, y, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
+    if (!last || tile > first_tile(s)) maker.next = fetch_rows(y, (last ? tile - 1 : tile) * 32, last ? 0 : slice + 1, thread);
 #else
   {
 #endif
     meet_for_gradients();
-#if SLICED
-    const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
-    if (!last || tile > first_tile(s)) maker.next = fetch_rows(y, (last ? tile - 1 : tile) * 32, last ? 0 : slice + 1, thread);
-#endif
     // gX += E Y: k runs over columns, so y's planes are read transposed.
     auto multiply_by = [&](float (&c)[TILES_AT_ONCE][4], float (&cross)[TILES_AT_ONCE][4], const u32 (&e)[ALIGN_PLANES][4], i32 k_step, int first) {
       u32 b[PLANES][TILES_AT_ONCE / 2][4];
       UNROLL for (int plane = 0; plane < PLANES; plane++)
         UNROLL for (int pair = 0; pair < TILES_AT_ONCE / 2; pair++)
-          load_matrices_transposed(b[plane][pair], &shared.y[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+          load_matrices_transposed(b[plane][pair], &y_planes[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                             [(first_tile_of_warp + first + pair * 2 + (matrix >> 1)) * 8]);
       multiply(c, cross, e, b);
     };
@@ -1120,29 +1130,19 @@ struct ClosingShared {
 #else
 struct ClosingShared {};
 #endif
-DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, ClosingShared& rows,
-                         float factor, i32 thread) {
+#if MODE != 0
+// Leaves the group's sums in shared memory, for the whole block to close the strip.
+DEVICE void leave_sums(GradX& maker, GradShared& shared, ClosingShared& rows, i32 thread) {
   const i32 lane = thread & 31, warp = thread >> 5;
-  if (!p.grad_x) return;
 #if MODE == 1
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) shared.part[warp][lane + q * 32][k] = maker.sum[q][k];
-  group_barrier(COST_BARRIER, GROUP);  // the cost makers are done with it
-  for (i32 i = thread; i < STRIP_ROWS * DIMS; i += GROUP) {
-    i32 r = i / DIMS, k = i % DIMS;
-    float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
-    if (s.first_row + r < s.n && k < p.d)
-      store_gradient(p.grad_x, ((i64)s.pair * p.n + s.first_row + r) * p.d + k, 2.0f * factor * sum, p.grad_x_wide);
-  }
-#elif MODE == 3
+#else
   const i32 g = lane >> 2, t = lane & 3, row_tile = (warp % ROW_TILES) * 16;
   UNROLL for (int h = 0; h < 2; h++) {
     maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 1);
     maker.row_sum[h] += from_lane_xor(maker.row_sum[h], 2);
   }
-  Features x = features_x(p, s);
-  // Through shared memory (`rows`) into whole rows: of this many features fewer registers hold what is under way, and the
-  // compiler has less to do.
   if (t == 0 && warp < ROW_TILES)  // with fewer tiles than warps two have the same rows
     UNROLL for (int h = 0; h < 2; h++) rows.sum[row_tile + g + h * 8] = maker.row_sum[h];
 #if !SLICED
@@ -1151,38 +1151,55 @@ DEVICE void close_grad_x(GradX& maker, const Params& p, const Strip& s, const Fr
       *(Pair*)&rows.product[row_tile + g + h * 8][(warp / ROW_TILES * GX_TILES + i) * 8 + 2 * t] =
           Pair{maker.sum[i][h * 2], maker.sum[i][h * 2 + 1]};
 #endif
-  group_barrier(COST_BARRIER, GROUP);  // the cost makers are done with it
+#endif
+}
+
+// gX of the strip from its sums, by all THREADS threads of a block.
+template <int THREADS>
+DEVICE void close_grad_x(const Params& p, const Strip& s, const Frame& frame, const GradShared& shared, const ClosingShared& rows) {
+  const float factor = gradient_of_value(p, s.pair);
+#if MODE == 1
+  for (i32 i = (i32)thread_index(); i < STRIP_ROWS * DIMS; i += THREADS) {
+    i32 r = i / DIMS, k = i % DIMS;
+    float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
+    if (s.first_row + r < s.n && k < p.d)
+      store_gradient(p.grad_x, ((i64)s.pair * p.n + s.first_row + r) * p.d + k, 2.0f * factor * sum, p.grad_x_wide);
+  }
+#else
+  // A warp has eight rows, and 32 neighbouring features at a time.
+  constexpr i32 EIGHTS = STRIP_ROWS / 8;
+  const i32 lane = (i32)lane_index(), warp = (i32)warp_index(), first = warp % EIGHTS * 8;
+  const i32 count = s.n - s.first_row - first;  // of the eight, those that there are
+  if (count <= 0) return;
+  Features x = features_x(p, s);
   const float unscale = frame_unscale(frame);
-  UNROLL_BY(1) for (i32 first = warp * 8; first < STRIP_ROWS; first += 32) {  // eight rows of the strip at a time
-    const i32 count = s.n - s.first_row - first;                              // of them, those that there are
-    const i64 start = ((i64)s.pair * p.n + s.first_row + first) * p.d;
-    const element* from = x.rows + (i64)(s.first_row + first) * p.d;
-    if (count > 0)
-      UNROLL_BY(1) for (i32 k = lane; k < p.d; k += 32) {
-        element v[8];
-        float product[8];
-        UNROLL for (int i = 0; i < 8; i++) {
-          const i32 offset = (i < count ? i : count - 1) * p.d + k;
-          v[i] = from[offset];
+  const i64 start = ((i64)s.pair * p.n + s.first_row + first) * p.d;
+  const element* from = x.rows + (i64)(s.first_row + first) * p.d;
+  UNROLL_BY(1) for (i32 k = warp / EIGHTS * 32 + lane; k < p.d; k += THREADS / EIGHTS) {
+    element v[8];
+    float product[8];
+    UNROLL for (int i = 0; i < 8; i++) {
+      const i32 offset = (i < count ? i : count - 1) * p.d + k;
+      v[i] = from[offset];
 #if SLICED
-          product[i] = load_fresh((const float*)p.sum_x + start + offset);
+      product[i] = load_fresh((const float*)p.sum_x + start + offset);
 #else
-          product[i] = rows.product[first + i][k];
+      product[i] = rows.product[first + i][k];
 #endif
-        }
+    }
 #if SLICED
-        const float centre = centre_at(frame, x, x, s, k);
+    const float centre = centre_at(frame, x, x, s, k);
 #else
-        const float centre = frame.centre[k];
+    const float centre = frame.centre[k];
 #endif
-        UNROLL for (int i = 0; i < 8; i++)
-          if (i < count)
-            store_gradient(p.grad_x, start + i * p.d + k,
-                           2.0f * factor * ((to_float(v[i]) - centre) * rows.sum[first + i] - product[i] * unscale), p.grad_x_wide);
-      }
+    UNROLL for (int i = 0; i < 8; i++)
+      if (i < count)
+        store_gradient(p.grad_x, start + i * p.d + k,
+                       2.0f * factor * ((to_float(v[i]) - centre) * rows.sum[first + i] - product[i] * unscale), p.grad_x_wide);
   }
 #endif
 }
+#endif
 
 // -- gY
 // Strips add to a tile of gY in turn: the first stores, the others add. Only the last strip of 16-bit gradients has to
@@ -1284,10 +1301,11 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
   }
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const i32 first_feature_tile = (warp >> 1) * GY_TILES;
-    meet_for_gradients();  // as the other group does
-    if (!has_centres(slice)) meet_for_gradients();
+    PlaneRow* x_planes = shared.x[slice & 1];
+    const PlaneRow* y_planes = shared.y[slice & 1];
+    if (!has_centres(slice)) meet_for_gradients();  // as the other group does
     if (p.grad_y)
-      stage_x(shared.x, maker.own, p, s, has_centres(slice) ? frame.centre + slice * DIMS : shared.centre, frame_scale(frame), slice, thread);
+      stage_x(x_planes, maker.own, p, s, has_centres(slice) ? frame.centre + slice * DIMS : shared.centre, frame_scale(frame), slice, thread);
 #else
   UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
     const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
@@ -1306,11 +1324,11 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
         UNROLL for (int i = 0; i < GY_TILES; i++)
           if (GY_PASSES == 1 || column_tile + g + h * 8 < columns) old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
 #if SLICED
-    meet_for_gradients();  // this slice of x and y is there
     if (p.grad_y) maker.own = fetch_x(p, s, (slice + 1) * DIMS < p.d ? slice + 1 : 0, thread);
-    const PlaneRow* x_planes = shared.x;
+    meet_for_gradients();  // this slice of x and y is there
 #else
     const PlaneRow* x_planes = frame.x;
+    const PlaneRow* y_planes = shared.y[0];
 #endif
     float c[GY_TILES][4], cross[GY_TILES][4];
     if (p.grad_y) {  // gY = E' X: k runs over rows
@@ -1345,10 +1363,10 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
         if (column < columns)
           UNROLL for (int i = 0; i < GY_TILES; i++) {
             const i32 k = (first_feature_tile + i) * 8 + 2 * t;
-            u32 pair = *(const u32*)&shared.y[column][k];
+            u32 pair = *(const u32*)&y_planes[column][k];
             float low = low_of(pair), high = high_of(pair);
             if constexpr (PLANES > 1) {
-              pair = *(const u32*)&shared.y[32 + column][k];
+              pair = *(const u32*)&y_planes[32 + column][k];
               low += low_of(pair) * LOW_PLANE;
               high += high_of(pair) * LOW_PLANE;
             }
@@ -1426,6 +1444,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   const Duty duty = duty_of(warp);
   const i32 thread = duty.member * 32 + lane;  // within its group
   const Course& course = shared.course;
+  ClosingShared& closing = *(ClosingShared*)shared.costs;
   if (duty.role == RECOMPUTE) {
     const Strip s = course.strip;
     const i32 last_checkpoint = course.last_checkpoint, chunks = course.chunks, slots = course.slots;
@@ -1571,7 +1590,9 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-    close_grad_x(maker, p, s, shared.frame, shared.grads, *(ClosingShared*)shared.costs, gradient_of_value(p, s.pair), thread);
+#if MODE != 0
+    leave_sums(maker, shared.grads, closing, thread);
+#endif
   } else if (duty.role == GRAD_Y) {
     const StripOfHelper s = course.strip;
     const float factor = gradient_of_value(p, s.pair);
@@ -1614,5 +1635,10 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     block_barrier();
     for (i32 slot = 0; slot < course.slots; slot++) block_barrier();
   }
+#if MODE != 0
+  if (!p.grad_x) return;
+  block_barrier();
+  close_grad_x<BACKWARD_THREADS>(p, course.strip, shared.frame, shared.grads, closing);
+#endif
 }
 #endif
