@@ -196,7 +196,7 @@ def _cost_making_shared(k: Kernel) -> int:
         planes_of_x = _buffers(k) * _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
         frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
         rows = _buffers(k) * _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
-        return _padded(frame + rows + (32 * 8 + (k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
+        return _padded(frame + rows + ((k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
     return _padded((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
 
 

@@ -216,9 +216,10 @@ DEVICE void shift_down(Quad& quad, i32 by) {
 #endif
 template <int ROWS> struct Rows { PackedQuad quads[ROWS * QUADS_PER_ROW / GROUP]; };
 typedef Rows<32> RowBlock;
-template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 first_row, i32 slice, i32 thread) {
+#if !SLICED
+template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 first_row, i32 thread) {
   Rows<ROWS> block;
-  const element* base = f.rows + (i64)first_row * f.d + slice * DIMS;
+  const element* base = f.rows + (i64)first_row * f.d;
   const i32 last = f.count - 1 - first_row;
   UNROLL for (int i = 0; i < ROWS * QUADS_PER_ROW / GROUP; i++) {
     i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
@@ -226,30 +227,63 @@ template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 fir
 #if FIT == 2
     block.quads[i] = *(const PackedQuad*)(base + offset + k);
 #else
-    const i32 last_quad = f.d - 4 - slice * DIMS;
-    const element* from = base + offset + (k < last_quad ? k : last_quad);
+    const element* from = base + offset + (k < f.d - 4 ? k : f.d - 4);
     block.quads[i] = FIT == 1 ? *(const PackedQuad*)from : gather(from);
 #endif
   }
   return block;
 }
-// Centres and scales the rows and stores them as planes; `squares`, if any, receives (or adds to) each row's sum of
-// squares. Rows past the end repeat the last one, as they were fetched: no path goes through them. Returns whether a plane
-// may overflow, if there is a band and `squares` are asked for: rows that are in a tile but beside the band have no cost
-// to tell by, and nothing times infinity would spoil the gradients.
+#else
+// Where a thread's quads of 32 rows begin, kept from slice to slice.
+struct RowPointers { const element* at[32 * QUADS_PER_ROW / GROUP]; };
+DEVICE RowPointers pointers_to(const Features& f, i32 first_row, i32 thread) {
+  RowPointers rows;
+  UNROLL for (int i = 0; i < 32 * QUADS_PER_ROW / GROUP; i++) {
+    const i32 row = first_row + (thread + i * GROUP) / QUADS_PER_ROW;
+    rows.at[i] = f.rows + (i64)(row < f.count ? row : f.count - 1) * f.d + thread % QUADS_PER_ROW * 4;
+  }
+  return rows;
+}
+DEVICE RowBlock fetch_slice(const RowPointers& rows, i32 slice, i32 d, i32 thread) {
+  RowBlock block;
+  i32 offset = slice * DIMS;
+  if (FIT != 2) {
+    const i32 last_quad = d - 4 - thread % QUADS_PER_ROW * 4;
+    if (offset > last_quad) offset = last_quad;
+  }
+  UNROLL for (int i = 0; i < 32 * QUADS_PER_ROW / GROUP; i++)
+    block.quads[i] = FIT ? *(const PackedQuad*)(rows.at[i] + offset) : gather(rows.at[i] + offset);
+  return block;
+}
+#endif
+
+// What is added to a thread's four features once they are scaled, to centre them. The scale is a power of two, so that
+// multiplying before centring rounds no differently. (It may overflow, for a centre 2^128 times as large as what is around
+// it: then every cost is NaN, and flagged.)
+DEVICE Quad shift_of(const float* centre, float scale, i32 thread) {
+  Quad shift;
+  UNROLL for (int j = 0; j < 4; j++) shift.v[j] = -centre[thread % QUADS_PER_ROW * 4 + j] * scale;
+  return shift;
+}
+struct Squares {
+  float* of_rows;
+#if SLICED
+  double sum[32 * QUADS_PER_ROW / GROUP];  // of this thread's features of its rows, slice after slice
+#endif
+};
+// Centres and scales the rows and stores them as planes; `squares`, if any, receives each row's sum of squares, once the
+// last slice is in. Rows past the end repeat the last one, as they were fetched: no path goes through them. Returns whether
+// a plane may overflow, if there is a band and `squares` are asked for: rows that are in a tile but beside the band have no
+// cost to tell by, and nothing times infinity would spoil the gradients.
 template <int ROWS>
-DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, const Features& f, const float* centre, float scale,
-                       float* squares, double* square_sums, i32 slice, i32 thread) {
+DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block, i32 d, const Quad& shift, float scale, Squares* squares,
+                       i32 slice, i32 thread) {
   constexpr int QUADS_PER_THREAD = ROWS * QUADS_PER_ROW / GROUP;
   float sum[QUADS_PER_THREAD];
   const i32 k = thread % QUADS_PER_ROW * 4;
-  // The scale is a power of two, so that multiplying before centring rounds no differently. (It may overflow, for a centre
-  // 2^128 times as large as what is around it: then every cost is NaN, and flagged.)
-  float middle[4];
   bool overflows = false;
-  UNROLL for (int j = 0; j < 4; j++) middle[j] = -centre[k + j] * scale;
 #if FIT == 0
-  const i32 past = k - (f.d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
+  const i32 past = k - (d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
 #endif
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
     i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
@@ -259,8 +293,8 @@ DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 #endif
     sum[i] = 0.0f;
     UNROLL for (int j = 0; j < 4; j++) {
-      quad.v[j] = multiply_add(quad.v[j], scale, middle[j]);
-      if (FIT != 2 && slice * DIMS + (FIT == 1 ? k : k + j) >= f.d) quad.v[j] = 0.0f;
+      quad.v[j] = multiply_add(quad.v[j], scale, shift.v[j]);
+      if (FIT != 2 && slice * DIMS + (FIT == 1 ? k : k + j) >= d) quad.v[j] = 0.0f;
       sum[i] += quad.v[j] * quad.v[j];
     }
     if (BANDED && squares) overflows |= sum[i] > LARGEST_IN_PLANE * LARGEST_IN_PLANE;
@@ -275,19 +309,18 @@ DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 #endif
   }
   if (squares) {
+#if SLICED
+    UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) squares->sum[i] = (slice > 0 ? squares->sum[i] : 0.0) + (double)sum[i];
+    if ((slice + 1) * DIMS < d) return overflows;
+    double (&sum)[QUADS_PER_THREAD] = squares->sum;
+#endif
     const float unscale = float_of((254u << 23) - bits_of(scale));
     UNROLL for (int mask = QUADS_PER_ROW / 2; mask > 0; mask /= 2)
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) sum[i] += from_lane_xor(sum[i], mask);
     if (k == 0) {
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
         i32 row = (afresh(thread) + i * GROUP) / QUADS_PER_ROW;
-#if SLICED
-        double total = sum[i] + (slice > 0 ? square_sums[row] : 0.0);
-        square_sums[row] = total;
-        squares[row] = (float)total * unscale * unscale;
-#else
-        squares[row] = sum[i] * unscale * unscale;
-#endif
+        squares->of_rows[row] = (float)sum[i] * unscale * unscale;
       }
     }
   }
@@ -296,19 +329,31 @@ DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
 #endif
 
 #if MODE == 3
-// A slice of the strip's own rows, likewise.
+// The strip's own rows, or a slice of them, likewise.
 struct OwnRows { RowBlock halves[LANE_ROWS]; };
-DEVICE OwnRows fetch_x(const Params& p, const Strip& s, i32 slice, i32 thread) {
+#if SLICED
+struct OwnPointers { RowPointers halves[LANE_ROWS]; };
+DEVICE OwnPointers pointers_to_x(const Params& p, const Strip& s, i32 thread) {
+  OwnPointers rows;
+  UNROLL for (int half = 0; half < LANE_ROWS; half++) rows.halves[half] = pointers_to(features_x(p, s), s.first_row + half * 32, thread);
+  return rows;
+}
+DEVICE OwnRows fetch_x(const OwnPointers& rows, i32 slice, i32 d, i32 thread) {
   OwnRows own;
-  UNROLL for (int half = 0; half < LANE_ROWS; half++)
-    own.halves[half] = fetch_rows(features_x(p, s), s.first_row + half * 32, slice, thread);
+  UNROLL for (int half = 0; half < LANE_ROWS; half++) own.halves[half] = fetch_slice(rows.halves[half], slice, d, thread);
   return own;
 }
-DEVICE void stage_x(PlaneRow* planes, const OwnRows& own, const Params& p, const Strip& s, const float* centre, float scale, i32 slice,
-                    i32 thread) {
+#else
+DEVICE OwnRows fetch_x(const Params& p, const Strip& s, i32 thread) {
+  OwnRows own;
   UNROLL for (int half = 0; half < LANE_ROWS; half++)
-    stage_rows(planes + half * 32, STRIP_ROWS, own.halves[half], features_x(p, s), centre, scale, nullptr, nullptr, slice,
-               thread);
+    own.halves[half] = fetch_rows(features_x(p, s), s.first_row + half * 32, thread);
+  return own;
+}
+#endif
+DEVICE void stage_x(PlaneRow* planes, const OwnRows& own, i32 d, const Quad& shift, float scale, i32 slice, i32 thread) {
+  UNROLL for (int half = 0; half < LANE_ROWS; half++)
+    stage_rows(planes + half * 32, STRIP_ROWS, own.halves[half], d, shift, scale, nullptr, slice, thread);
 }
 #endif
 
@@ -378,7 +423,7 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   constexpr int AT_ONCE = DIMS <= 64 || ROUNDS <= 5 ? ROUNDS : 5;
 #if DIMS <= 64
   OwnRows own;
-  if (thread < GROUP) own = fetch_x(p, s, 0, thread);
+  if (thread < GROUP) own = fetch_x(p, s, thread);
 #endif
   for (i32 k = thread; k < DIMS; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
   UNROLL_BY(1) for (int round = 0; round < ROUNDS; round += AT_ONCE) {
@@ -404,9 +449,10 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   block_barrier();
   if (thread < GROUP) {
 #if DIMS > 64
-    const OwnRows own = fetch_x(p, s, 0, thread);
+    const OwnRows own = fetch_x(p, s, thread);
 #endif
-    stage_x(frame.x, own, p, s, frame.centre, frame_scale(frame), 0, thread);
+    const float scale = frame_scale(frame);
+    stage_x(frame.x, own, p.d, shift_of(frame.centre, scale, thread), scale, 0, thread);
   }
   block_barrier();
 #endif
@@ -458,7 +504,6 @@ struct CostShared {
   float y_squares[32];
 #if SLICED
   alignas(16) PlaneRow x[BUFFERS][PLANES * STRIP_ROWS];
-  double y_square_sums[32];
   float centre[DIMS];
 #endif
 #elif MODE == 1
@@ -473,15 +518,12 @@ struct CostShared {
 #define WARPS_PER_ROW_TILE (4 / ROW_TILES)
 #define COLUMN_TILES (4 / WARPS_PER_ROW_TILE)  // 8 columns each, per warp
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
-// Helpers without registers to spare read the strip from shared memory and compute addresses anew for every tile. With
-// 65 to 128 features that takes longer than a few spilled registers if the features are 16-bit or have to be gathered.
-#define CROWDED (SLICED || (PLANES == 2 && (DIMS == 64 || (DIMS > 64 && FIT != 0))))  // of gX and gY
-#define CROWDED_COSTS (CROWDED && (SLICED || DIMS > 64))
 #define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
-#else
-#define CROWDED 0
-#define CROWDED_COSTS 0
 #endif
+// Helpers without registers to spare read the strip from shared memory and compute addresses anew for every tile. With
+// 65 to 128 features that takes longer than a few spilled registers.
+#define CROWDED_COSTS (MODE == 3 && SLICED)
+#define CROWDED_GX (MODE == 3 && DIMS == 64)
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
@@ -491,7 +533,9 @@ struct CostMaker {
 #endif
   RowBlock next;              // y of the next tile or slice
 #if SLICED
+  RowPointers next_rows;      // where that is
   OwnRows own;                // and x of the next slice
+  OwnPointers own_rows;
 #endif
 #elif MODE == 1
   float x[LANE_ROWS][DIMS];   // rows lane, lane + 32
@@ -533,9 +577,13 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame,
   load_x_fragments(maker, frame.x, thread);
 #endif
 #if SLICED
-  maker.own = fetch_x(p, s, 0, thread);
+  maker.own_rows = pointers_to_x(p, s, thread);
+  maker.own = fetch_x(maker.own_rows, 0, p.d, thread);
+  maker.next_rows = pointers_to(features_y(p, s), first * 32, thread);
+  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
+#else
+  maker.next = fetch_rows(features_y(p, s), first * 32, thread);
 #endif
-  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
 #elif MODE == 1
   Features x = features_x(p, s);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
@@ -625,7 +673,6 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 first_column_tile = warp / ROW_TILES * COLUMN_TILES;
   const float frame_factor = frame_scale(frame);
-  Features y = features_y(p, s);
   PlaneRow* y_planes = shared.y[0];
   // As load_x_fragment, for y: features 0-7 and 8-15, columns 0-7 and 8-15 of a pair of column tiles.
   auto load_y_fragment = [&](u32 (&b)[4], int plane, i32 pair, i32 k_step) {
@@ -633,6 +680,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   };
 #if SLICED
   // Tensor cores truncate their sums: slices are summed outside of them.
+  Squares squares{shared.y_squares, {}};
   float total[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) total[c][e] = 0.0f;
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
@@ -645,13 +693,13 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
       group_barrier(COST_BARRIER, GROUP);
       centre = shared.centre;
     }
-    maker.bad |= stage_rows(y_planes, 32, maker.next, y, centre, frame_factor, shared.y_squares, shared.y_square_sums, slice, thread);
-    stage_x(x_planes, maker.own, p, s, centre, frame_factor, slice, thread);
+    const Quad shift = shift_of(centre, frame_factor, thread);
+    maker.bad |= stage_rows(y_planes, 32, maker.next, p.d, shift, frame_factor, &squares, slice, thread);
+    stage_x(x_planes, maker.own, p.d, shift, frame_factor, slice, thread);
     const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
-    if (!last || following >= 0) {
-      maker.own = fetch_x(p, s, last ? 0 : slice + 1, thread);
-      maker.next = fetch_rows(y, (last ? following : tile) * 32, last ? 0 : slice + 1, thread);
-    }
+    if (last && following >= 0) maker.next_rows = pointers_to(features_y(p, s), following * 32, thread);
+    maker.own = fetch_x(maker.own_rows, last ? 0 : slice + 1, p.d, thread);
+    maker.next = fetch_slice(maker.next_rows, last ? 0 : slice + 1, p.d, thread);
     group_barrier(COST_BARRIER, GROUP);
     UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {  // one at a time, for want of registers
       float product[2][4], cross[2][4];
@@ -668,8 +716,9 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
 #else
   float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
-  maker.bad |= stage_rows(y_planes, 32, maker.next, y, frame.centre, frame_factor, shared.y_squares, nullptr, 0, thread);
-  if (following >= 0) maker.next = fetch_rows(y, following * 32, 0, thread);
+  Squares squares{shared.y_squares};
+  maker.bad |= stage_rows(y_planes, 32, maker.next, p.d, shift_of(frame.centre, frame_factor, thread), frame_factor, &squares, 0, thread);
+  if (following >= 0) maker.next = fetch_rows(features_y(p, s), following * 32, thread);
   group_barrier(COST_BARRIER, GROUP);
 #if KEEP_X
   UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
@@ -939,11 +988,6 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
 #define TILES_AT_ONCE 2  // of gX: more than these there are no registers for beside its sums
-#if CROWDED && DIMS > 64
-#define HALVES_UNROLLED 2  // by which the compiler keeps fewer addresses
-#else
-#define HALVES_UNROLLED 1
-#endif
 #endif
 
 #if MODE == 3
@@ -970,6 +1014,9 @@ struct GradX {
 #if LOOKS_AHEAD
   RowBlock next;  // y of the next tile or slice
 #endif
+#if SLICED
+  RowPointers next_rows;
+#endif
 #elif MODE == 1
   float sum[LANE_ROWS][DIMS], x[LANE_ROWS][DIMS];
   DirectRows next;
@@ -980,8 +1027,11 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i3
   GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
-#if LOOKS_AHEAD
-  maker.next = fetch_rows(features_y(p, s), first * 32, 0, thread);
+#if SLICED
+  maker.next_rows = pointers_to(features_y(p, s), first * 32, thread);
+  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
+#elif LOOKS_AHEAD
+  maker.next = fetch_rows(features_y(p, s), first * 32, thread);
 #endif
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
@@ -1018,11 +1068,6 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
   }
 }
 #elif MODE == 3
-#if SLICED
-DEVICE float* sum_at(const Params& p, const Strip& s, i32 row, i32 k) {
-  return (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + k;
-}
-#endif
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
                         bool first_time, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
@@ -1030,17 +1075,18 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
   Features y = features_y(p, s);
   PlaneRow* y_planes = shared.y[0];
+  const float scale = frame_scale(frame);
 #if !SLICED
 #if LOOKS_AHEAD
-  stage_rows(y_planes, 32, maker.next, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
-  if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, 0, thread);
+  stage_rows(y_planes, 32, maker.next, p.d, shift_of(frame.centre, scale, thread), scale, nullptr, 0, thread);
+  if (tile > first_tile(s)) maker.next = fetch_rows(y, (tile - 1) * 32, thread);
 #elif DIMS <= 64
-  const RowBlock block = fetch_rows(y, tile * 32, 0, thread);
-  stage_rows(y_planes, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+  const RowBlock block = fetch_rows(y, tile * 32, thread);
+  stage_rows(y_planes, 32, block, p.d, shift_of(frame.centre, scale, thread), scale, nullptr, 0, thread);
 #else
   UNROLL_BY(1) for (i32 half = 0; half < 2; half++) {
-    const Rows<16> block = fetch_rows<16>(y, tile * 32 + half * 16, 0, thread);
-    stage_rows(y_planes + half * 16, 32, block, y, frame.centre, frame_scale(frame), nullptr, nullptr, 0, thread);
+    const Rows<16> block = fetch_rows<16>(y, tile * 32 + half * 16, thread);
+    stage_rows(y_planes + half * 16, 32, block, p.d, shift_of(frame.centre, scale, thread), scale, nullptr, 0, thread);
   }
 #endif
 #endif
@@ -1058,6 +1104,14 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
 #if SLICED
   u32 e_rows[2][ALIGN_PLANES][4];
   UNROLL for (int k_step = 0; k_step < 2; k_step++) read_align(e_rows[k_step], k_step * 16);
+  // Of this many features the sums are in memory, each element one thread's own.
+  float* sums[2];
+  bool there[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    const i32 row = s.first_row + row_tile + g + h * 8;
+    there[h] = p.grad_x && row < s.n;
+    sums[h] = (float*)p.sum_x + ((i64)s.pair * p.n + row) * p.d + first_tile_of_warp * 8 + 2 * t;
+  }
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
     const float* centre = frame.centre + slice * DIMS;
     y_planes = shared.y[slice & 1];
@@ -1066,9 +1120,10 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
       meet_for_gradients();
       centre = shared.centre;
     }
-    stage_rows(y_planes, 32, maker.next, y, centre, frame_scale(frame), nullptr, nullptr, slice, thread);
+    stage_rows(y_planes, 32, maker.next, p.d, shift_of(centre, scale, thread), scale, nullptr, slice, thread);
     const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
-    if (!last || tile > first_tile(s)) maker.next = fetch_rows(y, (last ? tile - 1 : tile) * 32, last ? 0 : slice + 1, thread);
+    if (last && tile > first_tile(s)) maker.next_rows = pointers_to(y, (tile - 1) * 32, thread);
+    maker.next = fetch_slice(maker.next_rows, last ? 0 : slice + 1, p.d, thread);
 #else
   {
 #endif
@@ -1094,18 +1149,17 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
         UNROLL for (int k_step = 0; k_step < 2; k_step++) multiply_by(c, cross, e_rows[k_step], k_step, first);
         UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
           UNROLL for (int h = 0; h < 2; h++) {
-            const i32 row = s.first_row + row_tile + g + h * 8, k = slice * DIMS + (first_tile_of_warp + first + i) * 8 + 2 * t;
-            // Of this many features the sums are in memory, each element one thread's own.
-            if (row < s.n)
-              put_sum(sum_at(p, s, row, k), p.d - k, first_time,
+            const i32 k = slice * DIMS + (first + i) * 8;
+            if (there[h])
+              put_sum(sums[h] + k, p.d - k - first_tile_of_warp * 8 - 2 * t, first_time,
                       Pair{c[i][h * 2] + cross[i][h * 2] * LOW_PLANE, c[i][h * 2 + 1] + cross[i][h * 2 + 1] * LOW_PLANE});
           }
       }
 #else
     if (p.grad_x)
-      UNROLL_BY(HALVES_UNROLLED) for (i32 k_step = 0; k_step < 2; k_step++) {
+      UNROLL_BY(1) for (i32 k_step = 0; k_step < 2; k_step++) {
         u32 e_rows[ALIGN_PLANES][4];
-        read_align(e_rows, (CROWDED ? afresh(k_step) : k_step) * 16);
+        read_align(e_rows, k_step * 16);
         UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
           float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
           clear(c);
@@ -1262,8 +1316,14 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
 }
 #elif MODE == 3
 #if SLICED
-struct GradY { OwnRows own; };  // x of the next slice
-DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 thread) { return GradY{fetch_x(p, s, 0, thread)}; }
+struct GradY {
+  OwnRows own;  // x of the next slice
+  OwnPointers own_rows;
+};
+DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 thread) {
+  const OwnPointers rows = pointers_to_x(p, s, thread);
+  return GradY{fetch_x(rows, 0, p.d, thread), rows};
+}
 #else
 struct GradY {};
 DEVICE GradY open_grad_y(const Params&, const Strip&, i32) { return GradY{}; }
@@ -1293,19 +1353,26 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
       column_sum[h] += from_lane_xor(column_sum[h], 2);
     }
   };
+  auto start_of = [&](int h) {  // of a column's features in memory
+    const i32 column = column_tile + g + h * 8;
+    return ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d;
+  };
 #if SLICED
   u32 e_tile[STRIP_ROWS / 16][ALIGN_PLANES][4];  // the same for every slice
   if (p.grad_y) {
     UNROLL for (int k_step = 0; k_step < STRIP_ROWS / 16; k_step++) read_align(e_tile[k_step], k_step * 16);
     sum_up();
   }
+  const i32 first_feature_tile = (warp >> 1) * GY_TILES;
+  const i64 starts[2] = {start_of(0) + first_feature_tile * 8 + 2 * t, start_of(1) + first_feature_tile * 8 + 2 * t};
+  const float scale = frame_scale(frame), twice = 2.0f * factor * frame_unscale(frame);
   UNROLL_BY(1) for (i32 slice = 0; slice * DIMS < p.d; slice++) {
-    const i32 first_feature_tile = (warp >> 1) * GY_TILES;
     PlaneRow* x_planes = shared.x[slice & 1];
     const PlaneRow* y_planes = shared.y[slice & 1];
     if (!has_centres(slice)) meet_for_gradients();  // as the other group does
     if (p.grad_y)
-      stage_x(x_planes, maker.own, p, s, has_centres(slice) ? frame.centre + slice * DIMS : shared.centre, frame_scale(frame), slice, thread);
+      stage_x(x_planes, maker.own, p.d, shift_of(has_centres(slice) ? frame.centre + slice * DIMS : shared.centre, scale, thread), scale,
+              slice, thread);
 #else
   UNROLL_BY(1) for (i32 pass = 0; pass < GY_PASSES; pass++) {
     const i32 slice = 0, first_feature_tile = ((warp >> 1) * GY_PASSES + pass) * GY_TILES;
@@ -1314,9 +1381,11 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
     Pair old[2][GY_TILES];
     i64 at[2];
     UNROLL for (int h = 0; h < 2; h++) {
-      i32 column = column_tile + g + h * 8;
-      at[h] = ((i64)s.pair * p.m + tile * 32 + (column < columns ? column : columns - 1)) * p.d + slice * DIMS +
-              first_feature_tile * 8 + 2 * t;
+#if SLICED
+      at[h] = starts[h] + slice * DIMS;
+#else
+      at[h] = start_of(h) + first_feature_tile * 8 + 2 * t;
+#endif
       UNROLL for (int i = 0; i < GY_TILES; i++) old[h][i] = Pair{0.0f, 0.0f};
     }
     if (p.grad_y && must_read(turn))
@@ -1324,7 +1393,7 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
         UNROLL for (int i = 0; i < GY_TILES; i++)
           if (GY_PASSES == 1 || column_tile + g + h * 8 < columns) old[h][i] = get_gy(p, at[h] + i * 8, p.d - slice * DIMS - (first_feature_tile + i) * 8 - 2 * t);
 #if SLICED
-    if (p.grad_y) maker.own = fetch_x(p, s, (slice + 1) * DIMS < p.d ? slice + 1 : 0, thread);
+    if (p.grad_y) maker.own = fetch_x(maker.own_rows, (slice + 1) * DIMS < p.d ? slice + 1 : 0, p.d, thread);
     meet_for_gradients();  // this slice of x and y is there
 #else
     const PlaneRow* x_planes = frame.x;
@@ -1357,7 +1426,9 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
     if (pass == 0) meet_for_gradients();  // y is there; the products did not need it
 #endif
     if (p.grad_y) {
+#if !SLICED
       const float twice = 2.0f * factor * frame_unscale(frame);
+#endif
       UNROLL for (int h = 0; h < 2; h++) {
         const i32 column = column_tile + g + h * 8;
         if (column < columns)
@@ -1380,15 +1451,15 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
 }
 #endif
 
-#if CROWDED
-typedef const Strip& StripOfHelper;
-#else
-typedef Strip StripOfHelper;
-#endif
 #if CROWDED_COSTS
 typedef const Strip& StripOfCosts;
 #else
 typedef Strip StripOfCosts;
+#endif
+#if CROWDED_GX
+typedef const Strip& StripOfGx;
+#else
+typedef Strip StripOfGx;
 #endif
 
 // Which warp does what. Warp w runs on scheduler w % 4; roles are dealt out so that each scheduler issues about as many
@@ -1573,7 +1644,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       else block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const StripOfHelper s = course.strip;
+    const StripOfGx s = course.strip;
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
@@ -1585,7 +1656,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
         make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
-                    CROWDED ? afresh(thread) : thread);
+                    CROWDED_GX ? afresh(thread) : thread);
 #endif
       }
       block_barrier();
@@ -1594,7 +1665,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     leave_sums(maker, shared.grads, closing, thread);
 #endif
   } else if (duty.role == GRAD_Y) {
-    const StripOfHelper s = course.strip;
+    const Strip s = course.strip;
     const float factor = gradient_of_value(p, s.pair);
 #if MODE == 3
     GradY maker = open_grad_y(p, s, thread);
