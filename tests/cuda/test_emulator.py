@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import re
 import shutil
@@ -303,6 +304,29 @@ def test_wide_words_and_plain_data_cross_blocks(toys: EmulatedModule, relaxed: b
         np.testing.assert_array_equal(toy.out.array.view(np.float32).reshape(blocks, 64), np.stack(released))
 
 
+def parts_whose_order_matters(count: int) -> npt.NDArray[np.uint32]:
+    parts = np.random.default_rng(0).standard_normal(count) * 10.0 ** np.arange(count)
+    return parts.astype(np.float32).view(np.uint32)
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_sums_in_turn(toys: EmulatedModule, relaxed: bool) -> None:
+    blocks = 7
+    parts = parts_whose_order_matters(blocks)
+    total, backwards = (
+        functools.reduce(lambda a, b: np.float32(a + b), order)
+        for order in (parts.view(np.float32), parts.view(np.float32)[::-1])
+    )
+    assert total != backwards
+    for seed in SEEDS:
+        toy = Toy(parts, 3 * 64, counters=blocks + 1)
+        how: dict[str, Any] = {"blocks": blocks, "resident": 1 + seed % 4, "seed": seed, "relaxed": relaxed}
+        toy.launch(toys, "sums_in_turn", threads=64, shared_bytes=4, **how)
+        sums = toy.out.array.view(np.float32)
+        np.testing.assert_array_equal(sums[:64], total)
+        np.testing.assert_array_equal(sums[64:].reshape(64, 2), np.tile([total, -total], (64, 1)))
+
+
 def test_clear_bits(toys: EmulatedModule) -> None:
     toy = Toy()
     toy.counter.array[0] = 0xFFFF1234
@@ -473,6 +497,9 @@ def test_ordered_accesses_are_no_races(watched: EmulatedModule) -> None:
         Toy(out=9 * 64, counters=10).launch(
             watched, "released_chain", threads=64, shared_bytes=4, blocks=9, **how
         )
+        Toy(given, 3 * 64, counters=6).launch(
+            watched, "sums_in_turn", threads=64, shared_bytes=4, blocks=5, **how
+        )
         Toy(out=32).launch(watched, "neighbours", option=0, shared_bytes=128, **how)
         toy = Toy(out=64)
         toy.launch(watched, "close_together", threads=64, shared_bytes=192, **how)
@@ -492,13 +519,14 @@ def test_ordered_accesses_are_no_races(watched: EmulatedModule) -> None:
         ("released_chain", 1, "buffer 'out'"),
         ("released_chain", 2, "buffer 'out'"),
         ("released_chain", 4, "buffer 'out'"),
+        ("sums_in_turn", 1, "buffer 'out'"),
         ("plain_word", 0, "buffer 'words'"),
     ],
 )
 def test_races_are_detected_with_every_seed(
     watched: EmulatedModule, kernel: str, option: int, expected: str
 ) -> None:
-    threads = {"rotation": 128, "released_chain": 64}.get(kernel, 32)
+    threads = {"rotation": 128, "released_chain": 64, "sums_in_turn": 64}.get(kernel, 32)
     for seed in range(6):
         toy = Toy(np.arange(128, dtype=np.uint32), 3 * 64, counters=8, words=2)
         how: dict[str, Any] = {
@@ -606,6 +634,7 @@ def test_primitives_equal_the_hardware(toys: EmulatedModule, device_toys: Device
     check(lambda: Toy(wide=9 * 32), "wide_chain", n=9, blocks=9)
     released = {"threads": 64, "shared_bytes": 4, "blocks": 9}
     check(lambda: Toy(out=9 * 64, counters=10), "released_chain", **released)
+    check(lambda: Toy(parts_whose_order_matters(9), 3 * 64, counters=10), "sums_in_turn", **released)
 
 
 @pytest.mark.gpu

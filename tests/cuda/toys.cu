@@ -219,6 +219,30 @@ KERNEL_OF_WARPS(2) released_chain(GRID_CONSTANT const Params p) {
   }
 }
 
+// Blocks take turns at adding in[k] to the same places, one float at a time and two: the first stores.
+KERNEL_OF_WARPS(2) sums_in_turn(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(shared);
+  u32* ticket = (u32*)shared;
+  if (thread_index() == 0) *ticket = fetch_add(p.counter, 1);
+  block_barrier();
+  const u32 me = *ticket;
+  if (me > 0 && thread_index() == 0 && p.option == 0)
+    while (load_acquire(p.counter + me) == 0) wait_a_little();
+  block_barrier();
+  float* single = (float*)p.out + thread_index();
+  Pair* pair = (Pair*)(p.out + 64) + thread_index();
+  const float part = float_of(p.in[me]);
+  if (me == 0) {
+    *single = part;
+    *pair = Pair{part, -part};
+  } else {
+    add_to(single, part);
+    add_to(pair, Pair{part, -part});
+  }
+  block_barrier();
+  if (thread_index() == 0) store_release(p.counter + me + 1, 1);
+}
+
 // ---- what the memory model allows
 
 // Lane `option` stores a word; lane 0 raises a flag in another word, in the manner of `n`; block 1 reads both.

@@ -520,10 +520,9 @@ struct CostShared {
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
 #define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
 #endif
-// Helpers without registers to spare read the strip from shared memory and compute addresses anew for every tile. With
-// 65 to 128 features that takes longer than a few spilled registers.
+// The makers of sliced costs have no registers to spare: they read the strip from shared memory and compute addresses anew
+// for every tile. Elsewhere that takes longer than a few spilled registers.
 #define CROWDED_COSTS (MODE == 3 && SLICED)
-#define CROWDED_GX (MODE == 3 && DIMS == 64)
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
@@ -1456,11 +1455,6 @@ typedef const Strip& StripOfCosts;
 #else
 typedef Strip StripOfCosts;
 #endif
-#if CROWDED_GX
-typedef const Strip& StripOfGx;
-#else
-typedef Strip StripOfGx;
-#endif
 
 // Which warp does what. Warp w runs on scheduler w % 4; roles are dealt out so that each scheduler issues about as many
 // instructions per slot, with the two walks, the longest chains, on schedulers of their own.
@@ -1644,7 +1638,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       else block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const StripOfGx s = course.strip;
+    const Strip s = course.strip;
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
@@ -1655,8 +1649,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #elif MODE == 1
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
-        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
-                    CROWDED_GX ? afresh(thread) : thread);
+        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), thread);
 #endif
       }
       block_barrier();
