@@ -423,7 +423,13 @@ FLAGGED = [
 ]
 
 
-@pytest.mark.parametrize("case", [*FUSED_FAMILIES, FLAGGED[0], FLAGGED[2]], ids=str)
+WATCHED = pytest.param(
+    Case(2, 70, 70, 130, races=True),
+    marks=pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc"),
+)
+
+
+@pytest.mark.parametrize("case", [*FUSED_FAMILIES, FLAGGED[0], FLAGGED[2], WATCHED], ids=str)
 def test_one_side_alone(compute: Compute, case: Case) -> None:
     given = inputs_of(case)
     both = compute(case, given)
@@ -637,6 +643,9 @@ RACES = [
     Case(2, 200, 70, 130, races=True),
     Case(2, 100, 70, 160, dtype=BF16, bandwidth=40, races=True),
     Case(1, 70, 40, 1060, races=True),
+    Case(1, 260, 260, 161, bandwidth=10, races=True),  # tiles that only some strips touch
+    Case(2, 130, 100, 132, dtype=F16, broadcast="y", races=True),  # the sums are where the gradients will be
+    Case(2, 100, 70, 100, bandwidth=31, device=BLACKWELL_DESKTOP, races=True),
     Case(2, 200, 70, 0, races=True),
     Case(2, 200, 70, 3, dtype=F64, races=True),
     Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True),

@@ -44,11 +44,11 @@ FEATURES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 40, 64, 65, 80, 128, 130, 132, 409
 ALL = os.environ.get("SOFTDTW_CUDA_ALL_KERNELS") == "1"
 
 REGISTERS_OF_A_PROCESSOR = 65536
-SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 0, TENSOR: 32}
+SPILLED_BYTES = {UNIVARIATE: 0, COST: 0, DIRECT: 0, TENSOR: 24}
 """Bytes that a thread of a narrow kernel may spill, by mode."""
-MANY_FEATURES_SPILLED_BYTES = 40
-GATHERED_FEATURES_SPILLED_BYTES = 88
-"""The same for more than 64 features: sums of 128 of them leave a thread few registers for anything else."""
+MANY_FEATURES_SPILLED_BYTES = 36
+GATHERED_FEATURES_SPILLED_BYTES = 52
+"""The same for 65 to 128 features: their sums leave a thread few registers for anything else."""
 WIDE_SPILLED_BYTES = 16
 """The same for wide kernels, which are not made for speed."""
 
@@ -56,7 +56,7 @@ WIDE_SPILLED_BYTES = 16
 def spills_allowed(kernel: Kernel) -> int:
     if kernel.wide:
         return WIDE_SPILLED_BYTES
-    if kernel.sliced or kernel.dims > config.FEATURES_AT_A_TIME:
+    if kernel.dims > config.FEATURES_AT_A_TIME:
         gathered = kernel.fit == config.ANY_ROWS
         return GATHERED_FEATURES_SPILLED_BYTES if gathered else MANY_FEATURES_SPILLED_BYTES
     return SPILLED_BYTES[kernel.mode]

@@ -27,6 +27,7 @@ typedef long long i64;
 #define KERNEL extern "C" __attribute__((used)) void
 #define DEVICE static inline __attribute__((unused))
 #define DEVICE_CALL static __attribute__((noinline, unused))
+#define SPILLS_EASILY 0
 #define THREADS_PER_BLOCK(threads, blocks_per_sm)
 #define GRID_CONSTANT
 #define UNROLL
@@ -219,7 +220,7 @@ template <class T> UNWATCHED OUT_OF_LINE DEVICE void observed_add(T* p, T v, con
   deliver_overlapping(p, sizeof v);
   float* sum = (float*)p;
   const float* part = (const float*)&v;
-  for (u32 i = 0; i < sizeof v / sizeof *sum; ++i) sum[i] += part[i];
+  for (u32 i = 0; i < sizeof v / sizeof *sum; ++i) sum[i] = flushed(flushed(sum[i]) + flushed(part[i]));
   ++machine.epoch;
 }
 }  // namespace emulator

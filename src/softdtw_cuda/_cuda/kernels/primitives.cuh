@@ -33,6 +33,9 @@ DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 // from one turn of a loop to the next.
 DEVICE i32 afresh(i32 v) { asm volatile("" : "+r"(v)); return v; }
 
+// Whether the compiler keeps so much in registers that it spills where for older cards it does not.
+#define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
+
 // ---- bits
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
 DEVICE float float_of(u32 v) { return __uint_as_float(v); }
@@ -119,7 +122,8 @@ DEVICE Pair load_fresh(const Pair* p) {
   return Pair{v.x, v.y};
 }
 // Adds to memory without waiting for what is there. The order in which threads add to one place is theirs to settle: each
-// must see a flag that the one before released, as for load_fresh. One thread's own additions keep their order.
+// must see a flag that the one before released, as for load_fresh. One thread's own additions keep their order. Subnormal
+// numbers count as zeros.
 DEVICE void add_to(float* p, float v) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory"); }
 DEVICE void add_to(Pair* p, Pair v) {
 #if __CUDA_ARCH__ >= 900

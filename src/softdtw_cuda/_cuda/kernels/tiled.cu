@@ -520,9 +520,10 @@ struct CostShared {
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
 #define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
 #endif
-// The makers of sliced costs have no registers to spare: they read the strip from shared memory and compute addresses anew
-// for every tile. Elsewhere that takes longer than a few spilled registers.
-#define CROWDED_COSTS (MODE == 3 && SLICED)
+// Where registers are scarce, helpers read the strip from shared memory and compute addresses anew for every tile. That
+// may take longer than a few spilled registers; where it does not, it is done.
+#define CROWDED (MODE == 3 && !SLICED && DIMS >= 64 && SPILLS_EASILY)
+#define CROWDED_COSTS (MODE == 3 && (SLICED || (DIMS > 64 && CROWDED)))
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
@@ -987,6 +988,11 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
 #define TILES_AT_ONCE 2  // of gX: more than these there are no registers for beside its sums
+#if CROWDED && DIMS > 64
+#define HALVES_UNROLLED 2  // by which the compiler keeps fewer addresses
+#else
+#define HALVES_UNROLLED 1
+#endif
 #endif
 
 #if MODE == 3
@@ -1156,9 +1162,9 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
       }
 #else
     if (p.grad_x)
-      UNROLL_BY(1) for (i32 k_step = 0; k_step < 2; k_step++) {
+      UNROLL_BY(HALVES_UNROLLED) for (i32 k_step = 0; k_step < 2; k_step++) {
         u32 e_rows[ALIGN_PLANES][4];
-        read_align(e_rows, k_step * 16);
+        read_align(e_rows, (CROWDED ? afresh(k_step) : k_step) * 16);
         UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
           float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
           clear(c);
@@ -1208,8 +1214,13 @@ DEVICE void leave_sums(GradX& maker, GradShared& shared, ClosingShared& rows, i3
 }
 
 // gX of the strip from its sums, by all THREADS threads of a block.
+#if CROWDED
+#define CLOSING DEVICE_CALL
+#else
+#define CLOSING DEVICE
+#endif
 template <int THREADS>
-DEVICE void close_grad_x(const Params& p, const Strip& s, const Frame& frame, const GradShared& shared, const ClosingShared& rows) {
+CLOSING void close_grad_x(const Params& p, const Strip& s, const Frame& frame, const GradShared& shared, const ClosingShared& rows) {
   const float factor = gradient_of_value(p, s.pair);
 #if MODE == 1
   for (i32 i = (i32)thread_index(); i < STRIP_ROWS * DIMS; i += THREADS) {
@@ -1450,6 +1461,11 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
 }
 #endif
 
+#if CROWDED
+typedef const Strip& StripOfGx;
+#else
+typedef Strip StripOfGx;
+#endif
 #if CROWDED_COSTS
 typedef const Strip& StripOfCosts;
 #else
@@ -1638,7 +1654,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       else block_barrier();
     }
   } else if (duty.role == GRAD_X) {
-    const Strip s = course.strip;
+    const StripOfGx s = course.strip;
     GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
@@ -1649,7 +1665,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
 #elif MODE == 1
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
-        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s), thread);
+        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
+                    CROWDED ? afresh(thread) : thread);
 #endif
       }
       block_barrier();
