@@ -249,9 +249,9 @@ class TestDistances:
         with raises(ValueError, "returned a tensor on meta", "expected cpu"):
             softdtw(X, Y, dist=lambda x, y: torch.zeros(2, 5, 4, device="meta"))
 
-    @pytest.mark.parametrize("dist", ["euclidean", "cityblock", "cosine", torch.cdist])
+    @pytest.mark.parametrize("dist", ["euclidean", "cityblock", torch.cdist])
     def test_fused_demanded_where_there_is_no_kernel(self, dist: object) -> None:
-        with raises(ValueError, "fused=True", "dist='sqeuclidean'", "fused=None"):
+        with raises(ValueError, "fused=True", "dist='sqeuclidean' and 'cosine'", "fused=None"):
             softdtw(X, Y, dist=dist, fused=True)
 
     def test_fused_demanded_on_a_device_without_kernels(self) -> None:
@@ -429,8 +429,8 @@ def test_flags_may_be_numpys() -> None:
 
 
 def test_a_module_that_no_call_could_use() -> None:
-    with raises(ValueError, "fused=True", "'cosine'"):
-        SoftDTW(fused=True, dist="cosine")
+    with raises(ValueError, "fused=True", "got dist='euclidean'"):
+        SoftDTW(fused=True, dist="euclidean")
 
 
 def test_gamma_beyond_every_float() -> None:

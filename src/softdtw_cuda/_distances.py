@@ -1,4 +1,4 @@
-"""Differentiable cost matrices for the metrics that have no fused kernel, and for `fused=False`.
+"""Differentiable cost matrices for the metrics that have no fused path, and for `fused=False`.
 
 Each function maps x (B or 1, N, D) and y (B or 1, M, D) to (B, N, M) and never builds an (B, N, M, D) tensor.
 The recurrence divides costs by gamma, so their last bits matter: float32 products are taken in float64.
@@ -6,6 +6,7 @@ The recurrence divides costs by gamma, so their last bits matter: float32 produc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,13 +16,21 @@ from torch import Tensor
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+Embedding = Callable[[Tensor, bool], Tensor]
+"""Maps one side, the first or not, to series whose squared Euclidean distances are those of a metric."""
+
+
 class Metric(NamedTuple):
-    """What a `dist` stands for. Only the named metrics are known to be symmetric and to broadcast."""
+    """What a `dist` stands for. Only the named metrics are known to be symmetric and to broadcast.
+
+    `embedding` turns the series of a fused metric into such that fused kernels can take; None: they can.
+    """
 
     name: str
     cost: DistanceFunction
     fused: bool
     is_named: bool
+    embedding: Embedding | None = None
 
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:
@@ -109,9 +118,27 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
     return (1 - product).to(x.dtype)
 
 
+def embed_for_cosine(x: Tensor, first: bool) -> Tensor:
+    """Rows of length sqrt(1/2): the square of their distance is 1 - cos.
+
+    A zero vector has no direction. It gets one of its own, another on the first side than on the second, so
+    that it is at right angles to everything there, zero vectors included. That takes two more features;
+    more zeros follow where they let kernels read four features at a time.
+    """
+    unit = _unit(x.double())
+    zero = (unit == 0).all(2, keepdim=True).to(unit.dtype)
+    features = x.shape[2] + 2
+    columns = [zero, torch.zeros_like(zero)] if first else [torch.zeros_like(zero), zero]
+    if features > 16:
+        columns += [torch.zeros_like(zero)] * (-features % 4)
+    return (torch.cat([unit, *columns], 2) * math.sqrt(0.5)).to(x.dtype)
+
+
+SQUARED_EUCLIDEAN = Metric("sqeuclidean", sqeuclidean, fused=True, is_named=True)
+
 METRICS: dict[str, Metric] = {
-    "sqeuclidean": Metric("sqeuclidean", sqeuclidean, fused=True, is_named=True),
+    "sqeuclidean": SQUARED_EUCLIDEAN,
     "euclidean": Metric("euclidean", euclidean, fused=False, is_named=True),
     "cityblock": Metric("cityblock", cityblock, fused=False, is_named=True),
-    "cosine": Metric("cosine", cosine, fused=False, is_named=True),
+    "cosine": Metric("cosine", cosine, fused=True, is_named=True, embedding=embed_for_cosine),
 }

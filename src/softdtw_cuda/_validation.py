@@ -356,8 +356,8 @@ def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) 
         return False
     if not metric.fused:
         raise ValueError(
-            f"fused=True is only possible for dist='sqeuclidean', got dist={metric.name!r}; pass fused=None "
-            "or fused=False to materialise the cost matrix."
+            f"fused=True is only possible for dist='sqeuclidean' and 'cosine', got dist={metric.name!r}; "
+            "pass fused=None or fused=False to materialise the cost matrix."
         )
     if kernel_missing is not None:
         raise RuntimeError(

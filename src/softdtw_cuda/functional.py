@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _autograd
 from ._autograd import Reduction
 from ._backends import kernel_missing
-from ._distances import DistanceFunction, Metric
+from ._distances import SQUARED_EUCLIDEAN, DistanceFunction, Metric
 from ._ops import batch_size
 from ._reference import fill_padding, value_dtype
 from ._validation import (
@@ -52,8 +52,8 @@ def softdtw(
         normalize: return the divergence, see :func:`softdtw_divergence`.
         dist: "sqeuclidean", "euclidean", "cityblock", "cosine", or a callable (x, y) -> (B, N, M) of
             differentiable torch operations. It gets float32 tensors for bfloat16 and float16 input.
-        fused: True demands the path that keeps no N x M table ("sqeuclidean" only), False builds the cost
-            matrix, None picks.
+        fused: True demands the path that keeps no N x M table ("sqeuclidean" and "cosine" only), False builds
+            the cost matrix, None picks.
         x_lengths, y_lengths: true lengths of padded series, (B,) integers as a tensor or a list. What lies in
             the padding changes nothing and gets a zero gradient. Lengths in a CUDA tensor are checked by the
             kernel, not by the host: a bad one gives NaN for its sample.
@@ -280,16 +280,20 @@ def softdtw_cdist(
     if rows == 0 or columns == 0:
         return _empty_value(x, rows).unsqueeze(1) + _empty_value(y, columns).unsqueeze(0)
 
+    a, b, its = x, y, metric
+    if use_fused:  # embedded once, not for every pair
+        a, b = _embedded(x, y, metric, x_rows, y_rows)
+        its = SQUARED_EUCLIDEAN
     if rows <= columns:
-        pairs = _each(x, x_rows, columns)
+        pairs = _each(a, x_rows, columns)
         values = [
-            _softdtw(one, y, gamma, radius, metric, use_fused, length, y_rows, at_once=False)
+            _softdtw(one, b, gamma, radius, its, use_fused, length, y_rows, at_once=False)
             for one, length in pairs
         ]
     else:
-        pairs = _each(y, y_rows, rows)
+        pairs = _each(b, y_rows, rows)
         values = [
-            _softdtw(x, one, gamma, radius, metric, use_fused, x_rows, length, at_once=False)
+            _softdtw(a, one, gamma, radius, its, use_fused, x_rows, length, at_once=False)
             for one, length in pairs
         ]
     value = torch.stack(values, 0 if rows <= columns else 1)
@@ -367,8 +371,10 @@ def _each(series: Tensor, lengths: Tensor | None, batch: int) -> Iterator[tuple[
         yield one, None if lengths is None else lengths[k].expand(batch).contiguous()
 
 
-def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Tensor:
-    """(B, N, M) cost matrix, in float32 for narrower input."""
+def _widened_and_filled(
+    x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x and y, in float32 if they are narrower, with zeros for padding."""
     # First of all, so that the gradient of a broadcast side is summed before it is rounded.
     if x.dtype in (torch.float16, torch.bfloat16):
         x, y = x.float(), y.float()
@@ -377,6 +383,22 @@ def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_leng
         x = fill_padding(x, x_lengths)
     if y_lengths is not None:
         y = fill_padding(y, y_lengths)
+    return x, y
+
+
+def _embedded(
+    x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Series whose squared Euclidean distances are the metric's, for the fused path."""
+    if metric.embedding is None:
+        return x, y
+    x, y = _widened_and_filled(x, y, x_lengths, y_lengths)
+    return metric.embedding(x, True), metric.embedding(y, False)
+
+
+def _cost(x: Tensor, y: Tensor, metric: Metric, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Tensor:
+    """(B, N, M) cost matrix, in float32 for narrower input."""
+    x, y = _widened_and_filled(x, y, x_lengths, y_lengths)
     if metric.is_named:
         return metric.cost(x, y)
     batch = batch_size(x, y)
@@ -407,6 +429,7 @@ def _softdtw(
     if x.shape[0] == 0 or y.shape[0] == 0:
         value = _empty_value(x, 0) + _empty_value(y, 0)
     elif fused:
+        x, y = _embedded(x, y, metric, x_lengths, y_lengths)
         return _autograd.fused(x, y, gamma, radius, x_lengths, y_lengths, reduction, at_once)
     else:
         cost = _cost(x, y, metric, x_lengths, y_lengths)
