@@ -96,13 +96,16 @@ def test_nan_in_one_sample_stays_there(device: str) -> None:
         assert torch.equal(ours[2], theirs[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("zeros", [(), (4, 5)])
-def test_divergence_of_equal_series(device: str, zeros: tuple[int, ...]) -> None:
-    x = series(2, 40, 5, dtype=torch.float32, device=device, zeros=zeros).requires_grad_()
-    value = softdtw_divergence(x, x.detach(), gamma=0.1, dist="cosine")
+def test_divergence_of_equal_series(device: str, zeros: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = series(2, 40, 5, dtype=dtype, device=device, zeros=zeros)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    value = softdtw_divergence(a, b, gamma=0.1, dist="cosine")
     value.sum().backward()
     torch.testing.assert_close(value.detach(), torch.zeros_like(value), rtol=0, atol=1e-5)
-    assert (x.grad == 0).all()
+    assert (a.grad == 0).all()
+    assert (b.grad == 0).all()
 
 
 @pytest.mark.parametrize("normalize", [False, True])

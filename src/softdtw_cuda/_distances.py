@@ -125,13 +125,18 @@ def embed_for_cosine(x: Tensor, first: bool) -> Tensor:
     that it is at right angles to everything there, zero vectors included. That takes two more features;
     more zeros follow where they let kernels read four features at a time.
     """
-    unit = _unit(x.double())
-    zero = (unit == 0).all(2, keepdim=True).to(unit.dtype)
+    # Its gradient in one piece: the terms of a divergence then cancel to the last bit where they should.
+    x = x.view_as(x)
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=torch.float64)
+    zero = norm == 0
+    scale = (math.sqrt(0.5) / norm.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
+    own = zero.to(x.dtype) * math.sqrt(0.5)
+    none = torch.zeros_like(own)
+    columns = [own, none] if first else [none, own]
     features = x.shape[2] + 2
-    columns = [zero, torch.zeros_like(zero)] if first else [torch.zeros_like(zero), zero]
     if features > 16:
-        columns += [torch.zeros_like(zero)] * (-features % 4)
-    return (torch.cat([unit, *columns], 2) * math.sqrt(0.5)).to(x.dtype)
+        columns += [none] * (-features % 4)
+    return torch.cat([(x * scale).to(x.dtype), *columns], 2)
 
 
 SQUARED_EUCLIDEAN = Metric("sqeuclidean", sqeuclidean, fused=True, is_named=True)
