@@ -520,8 +520,9 @@ struct CostShared {
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
 #define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
 #endif
-// Where registers are scarce, helpers read the strip from shared memory and compute addresses anew for every tile. That
-// may take longer than a few spilled registers; where it does not, it is done.
+// Where registers are scarce, helpers read the strip from shared memory and compute addresses anew for every tile. For sliced
+// costs that saves time. Elsewhere it took longer than a few spilled registers where it was timed (compute capability 9.0),
+// so only many spills are a reason.
 #define CROWDED (MODE == 3 && !SLICED && DIMS >= 64 && SPILLS_EASILY)
 #define CROWDED_COSTS (MODE == 3 && (SLICED || (DIMS > 64 && CROWDED)))
 
@@ -1214,7 +1215,7 @@ DEVICE void leave_sums(GradX& maker, GradShared& shared, ClosingShared& rows, i3
 }
 
 // gX of the strip from its sums, by all THREADS threads of a block.
-#if CROWDED
+#if CROWDED  // inlined, it would spill as well
 #define CLOSING DEVICE_CALL
 #else
 #define CLOSING DEVICE
