@@ -62,7 +62,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     if importlib.util.find_spec("numba") is not None:
-        from softdtw_cuda._cpu import launch
+        from softdtw_cuda._cpu import launch, problem, scratch
 
-        # The launcher's own name only: Numba must keep recognising numpy's functions.
-        monkeypatch.setattr(launch, "np", _PoisonedNumpy())
+        # The launcher's own names only: Numba must keep recognising numpy's functions.
+        for module in (launch, problem, scratch):
+            monkeypatch.setattr(module, "np", _PoisonedNumpy())

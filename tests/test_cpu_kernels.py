@@ -19,7 +19,9 @@ from torch import Tensor
 from softdtw_cuda import _reference
 
 numba = pytest.importorskip("numba")
-from softdtw_cuda._cpu import config, intrinsics, kernels, launch  # noqa: E402
+from softdtw_cuda._cpu import config, intrinsics, kernels, launch, scratch  # noqa: E402  (they need numba)
+from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
+from softdtw_cuda._cpu.problem import fused_problem  # noqa: E402
 
 FLOAT_TYPES = (torch.float32, torch.float64)
 VALUE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -260,7 +262,7 @@ def test_only_samples_out_of_range_take_the_wide_path() -> None:
     y = torch.randn(4, 50, 2, generator=generator)
     plain = fused(x, y, 0.01)
     x[2] *= 1e5
-    problem = launch._fused_problem(x, y, 0.01, -1, None, None)
+    problem = fused_problem(x, y, 0.01, -1, None, None)
     assert launch._needs_wide(problem, 60).tolist() == [False, False, True, False]
     value, gx, gy = fused(x, y, 0.01)
     for b in (0, 1, 3):
@@ -327,7 +329,7 @@ def test_leftovers_in_scratch_memory_are_never_used(
     x = torch.randn(2, 400, d, generator=generator)
     y = torch.randn(2, 400, d, generator=generator)
     cost = squared_distances(x, y)
-    aligned = launch._aligned
+    aligned = scratch.aligned
 
     def results(leftover: float) -> tuple[Tensor, ...]:
         def filled(size: int, dtype: type) -> Any:
@@ -335,10 +337,10 @@ def test_leftovers_in_scratch_memory_are_never_used(
             array.fill(leftover if issubclass(dtype, np.floating) else -(1 << 20))
             return array
 
-        monkeypatch.setattr(launch, "_aligned", filled)
-        monkeypatch.setattr(launch, "_scratch", {})
+        monkeypatch.setattr(scratch, "aligned", filled)
+        monkeypatch.setattr(scratch, "_scratch", {})
         found = fused(x, y, 1.0, bandwidth)
-        monkeypatch.setattr(launch, "_scratch", {})
+        monkeypatch.setattr(scratch, "_scratch", {})
         return *found, *from_cost(cost, 1.0, bandwidth)
 
     expected = results(0.0)
@@ -430,7 +432,7 @@ def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
     x = torch.randn(batch, 500, 12, generator=generator)
     y = torch.randn(batch, 500, 12, generator=generator)
     lengths = torch.tensor([500, 400, 130][:batch], dtype=torch.int32)
-    monkeypatch.setattr(launch, "SMALLEST_SHARED_WORK", 0)
+    monkeypatch.setattr(cpu_threads, "SMALLEST_SHARED_WORK", 0)
     results = []
     before = torch.get_num_threads()
     try:
@@ -513,7 +515,7 @@ def test_an_error_in_a_worker_reaches_the_caller_and_stops_the_others() -> None:
         return True
 
     with pytest.raises(ValueError, match="from a worker"):
-        launch._run(2, work)
+        cpu_threads.run(2, work)
 
 
 # ---------------------------------------------------------------------------------------------- compilation
@@ -624,7 +626,7 @@ def test_distance_bound_holds_and_is_not_far() -> None:
     generator = torch.Generator().manual_seed(12)
     x = torch.randn(3, 70, 8, generator=generator) + 1000
     y = torch.randn(3, 60, 8, generator=generator) + 1000
-    problem = launch._fused_problem(x, y, 1.0, -1, None, None)
+    problem = fused_problem(x, y, 1.0, -1, None, None)
     largest = np.zeros(3)
     kernels.largest_distance_worker(
         problem.x, 560, problem.y, 480, 8, problem.x_lengths, problem.y_lengths,

@@ -91,7 +91,9 @@ def check_output(name: str, output: str) -> None:
         assert visited == sorted(visited)
         assert len(visited) == 3
         assert "bandwidth" in output  # the error of a band that is too narrow
-        value, gradient = re.search(r"sdtw\(x, x\) = (\S+), gradient (\S+)", output).groups()  # type: ignore[union-attr]
+        found = re.search(r"sdtw\(x, x\) = (\S+), gradient (\S+)", output)
+        assert found
+        value, gradient = found.groups()
         assert float(value) < 0 < float(gradient)
         assert "divergence(x, x) = 0.0, gradient 0.00" in output
     elif name == "speed.md":

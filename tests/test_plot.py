@@ -17,9 +17,9 @@ from softdtw_cuda import softdtw_alignment, softdtw_barycenter
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot  # noqa: E402  (after the skip)
 
-from softdtw_cuda import plot  # noqa: E402
+from softdtw_cuda import plot  # noqa: E402  (after the skip)
 
 
 @pytest.fixture(autouse=True)

@@ -280,20 +280,20 @@ def softdtw_cdist(
     if rows == 0 or columns == 0:
         return _empty_value(x, rows).unsqueeze(1) + _empty_value(y, columns).unsqueeze(0)
 
-    a, b, its = x, y, metric
+    these, those, distance = x, y, metric
     if use_fused:  # embedded once, not for every pair
-        a, b = _embedded(x, y, metric, x_rows, y_rows)
-        its = SQUARED_EUCLIDEAN
+        these, those = _embedded(x, y, metric, x_rows, y_rows)
+        distance = SQUARED_EUCLIDEAN
     if rows <= columns:
-        pairs = _each(a, x_rows, columns)
+        pairs = _each(these, x_rows, columns)
         values = [
-            _softdtw(one, b, gamma, radius, its, use_fused, length, y_rows, at_once=False)
+            _softdtw(one, those, gamma, radius, distance, use_fused, length, y_rows, at_once=False)
             for one, length in pairs
         ]
     else:
-        pairs = _each(b, y_rows, rows)
+        pairs = _each(those, y_rows, rows)
         values = [
-            _softdtw(a, one, gamma, radius, its, use_fused, x_rows, length, at_once=False)
+            _softdtw(these, one, gamma, radius, distance, use_fused, x_rows, length, at_once=False)
             for one, length in pairs
         ]
     value = torch.stack(values, 0 if rows <= columns else 1)

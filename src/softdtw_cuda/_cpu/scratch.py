@@ -1,0 +1,43 @@
+"""Scratch memory of the CPU kernels, kept from call to call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = Any
+
+LARGEST_KEPT_BYTES = 8 << 20
+
+_scratch: dict[tuple[type, int], list[Array]] = {}
+
+
+def aligned(size: int, dtype: type) -> Array:
+    """An array on a cache line's boundary: vectors that straddle two lines cost twice as much."""
+    raw = np.empty(size * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size * np.dtype(dtype).itemsize].view(dtype)
+
+
+@contextlib.contextmanager
+def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
+    """``count`` arrays that go back to a small store: fresh pages cost more than small problems."""
+    store = _scratch.setdefault((dtype, size), [])
+    arrays = []
+    for _ in range(count):
+        try:
+            arrays.append(store.pop())
+        except IndexError:
+            arrays.append(aligned(size, dtype))
+    try:
+        yield arrays
+    finally:
+        if len(_scratch) > 16:
+            _scratch.clear()
+        for array in arrays:
+            if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
+                store.append(array)
