@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import assert_within_float64, relative
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_cdist, softdtw_divergence
 from softdtw_cuda._distances import cosine, embed_for_cosine
-from tests.oracle import relative
 
 F64 = torch.float64
 
@@ -58,7 +58,7 @@ def test_the_same_as_by_the_cost_matrix(device: str, d: int, options: dict[str, 
     y = series(2, 28, d, device=device, zeros=(8, 20))
     expected = value_and_gradients(x, y, gamma=0.1, fused=False, **options)
     for measured, truth in zip(value_and_gradients(x, y, gamma=0.1, **options), expected, strict=True):
-        torch.testing.assert_close(measured, truth, rtol=1e-11, atol=1e-12)
+        assert_within_float64(measured, truth.cpu())
     assert (expected[1][:, 7] == 0).all()
 
 
@@ -134,7 +134,7 @@ def test_narrow_types(device: str, dtype: torch.dtype) -> None:
     assert (value.dtype, grad_x.dtype, grad_y.dtype) == (torch.float32, dtype, dtype)
     expected = value_and_gradients(x.double(), y.double(), gamma=0.1)
     assert relative(value, expected[0].cpu()) <= 1e-6
-    assert relative(grad_x, expected[1].cpu()) <= 4e-3
+    assert relative(grad_x, expected[1].cpu()) <= torch.finfo(dtype).eps / 2
 
 
 def test_a_module_may_demand_it(device: str) -> None:
