@@ -9,7 +9,7 @@ own. All of them share the formulas of `_ops`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ from ._ops import (
     refuse_second_order,
     second_order,
 )
-
-Reduction = Literal["none", "mean", "sum"]
+from ._reduction import Reduction, reduced
 
 _in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
@@ -91,15 +90,12 @@ class _FusedAtOnce(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction) -> Tensor:
-        need_x, need_y = ctx.needs_input_grad[:2]
-        weight = 1.0 / x.shape[0] if reduction == "mean" else 1.0
-        value: Tensor
-        value, grad_x, grad_y = backend(x.device.type).fused_at_once(
-            x, y, gamma, bandwidth, weight, need_x, need_y
-        )
+    def forward(ctx: Any, x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
+        need_x, need_y, _ = ctx.needs_input_grad
+        result: Tensor
+        result, grad_x, grad_y = backend("cuda").fused_at_once(x, y, *options, need_x, need_y)
         ctx.save_for_backward(x, y, grad_x, grad_y)  # x and y: changing them must be an error as ever
-        return reduced(value, reduction)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,7 +105,7 @@ class _FusedAtOnce(torch.autograd.Function):
         _, _, grad_x, grad_y = ctx.saved_tensors
         x_product = None if grad_x is None else grad_x * grad
         y_product = None if grad_y is None else grad_y * grad
-        return x_product, y_product, None, None, None
+        return x_product, y_product, None
 
 
 _MOST_CELLS_AT_ONCE = 2**18
@@ -121,14 +117,13 @@ def is_small(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor |
 
     Not with lengths: a gradient that is not finite would reach the padding as NaN.
     """
+    if not (x.is_cuda and x.dtype == torch.float32 and x_lengths is None and y_lengths is None):
+        return False
+    (batch, n, d), (y_batch, m, _) = x.shape, y.shape
     return (
-        x.device.type == "cuda"
-        and x.dtype == torch.float32
-        and x_lengths is None
-        and y_lengths is None
-        and x.shape[0] == y.shape[0]
-        and x.shape[0] * x.shape[1] * y.shape[1] <= _MOST_CELLS_AT_ONCE
-        and x.numel() + y.numel() <= _MOST_NUMBERS_AT_ONCE
+        batch == y_batch
+        and batch * n * m <= _MOST_CELLS_AT_ONCE
+        and batch * (n + m) * d <= _MOST_NUMBERS_AT_ONCE
         and torch.version.hip is None
     )
 
@@ -158,9 +153,7 @@ def _no_jvp(ctx: Any, *tangents: Any) -> Any:
 
 def _refuse_forward_mode(*tensors: Tensor) -> None:
     """In forward mode no input requires a gradient, and an operator without a rule would pass on zeros."""
-    if forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
-    ):
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         _no_jvp(None)
 
 
@@ -227,11 +220,6 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def reduced(value: Tensor, reduction: Reduction) -> Tensor:
-    """The mean or the sum of the values, or themselves."""
-    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
-
-
 def fused(
     x: Tensor,
     y: Tensor,
@@ -246,14 +234,15 @@ def fused(
 
     `at_once` allows for gradients along with the values of small pairs, which rounds them differently.
     """
-    _refuse_forward_mode(x, y)
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(x) or type(y) not in _PLAIN:
         call: Any = _FusedInTransform.apply if save and _in_transform() else fused_forward
         value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
     elif save and at_once and is_small(x, y, x_lengths, y_lengths):
-        return _fused_at_once(x, y, gamma, bandwidth, reduction)
+        return _fused_at_once(x, y, (gamma, bandwidth, reduction))
     elif save:
         value = _fused_with_gradient(x, y, gamma, bandwidth, x_lengths, y_lengths)
     else:
@@ -265,7 +254,8 @@ def from_cost(
     cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
 ) -> Tensor:
     """(B,) Soft-DTW values of cost matrices, with gradients."""
-    _refuse_forward_mode(cost)
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode(cost)
     save = cost.requires_grad and torch.is_grad_enabled()
     value: Tensor
     if not _is_plain(cost):
@@ -282,7 +272,8 @@ def alignment(
     cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
 ) -> Tensor:
     """(B, N, M) soft alignment E of cost matrices, equation (8); differentiating it raises."""
-    _refuse_forward_mode(cost)
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode(cost)
     value, state = cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, True)
     ones = torch.ones_like(value)
     result: Tensor = cost_backward(ones, cost, value, state, gamma, bandwidth, x_lengths, y_lengths)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from . import _autograd
-from ._autograd import Reduction
 from ._backends import kernel_missing
 from ._distances import SQUARED_EUCLIDEAN, DistanceFunction, Metric
 from ._ops import batch_size
+from ._reduction import Reduction, reduced
 from ._reference import fill_padding, value_dtype
 from ._validation import (
     Lengths,
@@ -99,7 +99,7 @@ def softdtw_reduced(
     x_rows, y_rows = _check_pair_lengths(x, y, x_lengths, y_lengths, radius, batched)
     if check_flag("normalize", normalize):
         values = _divergence(x, y, gamma, radius, metric, use_fused, x_rows, y_rows)
-        value = _autograd.reduced(values, reduction)
+        value = reduced(values, reduction)
     else:
         value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows, reduction=reduction)
     return value if batched or reduction != "none" else value[0]
@@ -322,6 +322,8 @@ def _use_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
 def _check_pair_lengths(
     x: Tensor, y: Tensor, x_lengths: Lengths | None, y_lengths: Lengths | None, radius: int, batched: bool
 ) -> tuple[Tensor | None, Tensor | None]:
+    if x_lengths is None and y_lengths is None and radius < 0:
+        return None, None
     n, m = x.shape[1], y.shape[1]
     batch = batch_size(x, y)
     if x_lengths is None and y_lengths is None:
@@ -429,12 +431,13 @@ def _softdtw(
     if x.shape[0] == 0 or y.shape[0] == 0:
         value = _empty_value(x, 0) + _empty_value(y, 0)
     elif fused:
-        x, y = _embedded(x, y, metric, x_lengths, y_lengths)
+        if metric.embedding is not None:
+            x, y = _embedded(x, y, metric, x_lengths, y_lengths)
         return _autograd.fused(x, y, gamma, radius, x_lengths, y_lengths, reduction, at_once)
     else:
         cost = _cost(x, y, metric, x_lengths, y_lengths)
         value = _autograd.from_cost(cost, gamma, radius, x_lengths, y_lengths)
-    return _autograd.reduced(value, reduction)
+    return reduced(value, reduction)
 
 
 def _half_self(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ._autograd import Reduction
 from ._distances import DistanceFunction
+from ._reduction import Reduction
 from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
 from .functional import softdtw_reduced
 

@@ -66,8 +66,11 @@ class EmulatedGpu:
             junk = self._random.choice([bytes(made.numel()), self._random.randbytes(made.numel())])
             made = torch.frombuffer(bytearray(junk), dtype=torch.uint8) if junk else made
         elif made.numel():
-            made.view(torch.uint8).fill_(255)
+            made.view(-1).view(torch.uint8).fill_(255)
         return guarded(made, f"allocation {tuple(made.shape)} {dtype}", self._flush)
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        return self.empty(tensor.shape, tensor.dtype, tensor.device)
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         made = self.empty(shape, dtype, device)

@@ -20,9 +20,9 @@ from oracle import (
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, _autograd, _reference
-from softdtw_cuda._autograd import Reduction
 from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Device, Kernel
+from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Device, Kernel
+from softdtw_cuda._reduction import Reduction, reduced
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
@@ -520,13 +520,34 @@ def test_every_order_gives_the_same_bits(compute: Compute, case: Case) -> None:
 # ---- gradients along with the values
 
 
-def at_once(case: Case, given: Inputs, *needed: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def at_once(
+    case: Case, given: Inputs, *needed: bool, reduction: Reduction = "none"
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     assert given.y is not None
-    return launch.fused_at_once(given.x, given.y, case.gamma, case.bandwidth, 0.5, *needed)
+    return launch.fused_at_once(given.x, given.y, case.gamma, case.bandwidth, reduction, *needed)
 
 
+ONE_STRIP = [
+    Case(3, 64, 64, 8),
+    Case(1, 1, 1, 4),
+    Case(2, 20, 1, 16),
+    Case(2, 64, 130, 1),
+    Case(2, 50, 64, 1, bandwidth=20),
+    Case(2, 64, 65, 5, bandwidth=9),
+    Case(2, 33, 97, 32),
+    Case(2, 64, 31, 64),
+    Case(2, 40, 50, 66, aligned=False),
+    Case(2, 64, 70, 128),
+    Case(2, 30, 70, 20, bandwidth=45),
+    Case(2, 32, 70, 12, device=BLACKWELL_DESKTOP),
+    Case(2, 50, 70, 1, gamma=1e-6, scale=1000.0),
+    Case(2, 64, 70, 5, gamma=1e-6, scale=1000.0),
+    Case(2, 64, 70, 130),  # in slices: two launches
+]
 FLOAT32_AT_ONCE = [
-    case for case in [*FAMILIES, *CHAINS, *FLAGGED] if case.d and case.dtype == F32 and case.x_lengths is None
+    case
+    for case in [*FAMILIES, *CHAINS, *FLAGGED, *ONE_STRIP]
+    if case.d and case.dtype == F32 and case.x_lengths is None
 ]
 
 
@@ -534,18 +555,17 @@ FLOAT32_AT_ONCE = [
 def test_at_once_is_the_same_to_the_bit(
     compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = inputs_of(case)._replace(weights=torch.full((case.batch,), 0.5))
+    given = inputs_of(case)._replace(weights=torch.ones(case.batch))
     expected = compute(case, given)[:3]
+    main = case.plan.main
+    alone = main.strips(case.n) == 1 and AT_ONCE in main.parts
+    passes = [(main, AT_ONCE)] if alone else [(main, FORWARD), (main, BACKWARD)]
     for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
         gpu = EmulatedGpu(seed, resident=resident, relaxed=relaxed)
         monkeypatch.setattr(launch, "gpu", gpu)
         for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
             assert torch.equal(ours, theirs)
-        assert gpu.launched == [
-            (case.plan.main, FORWARD),
-            (case.plan.main, BACKWARD),
-            (case.plan.redo, REDO),
-        ]
+        assert gpu.launched == [*passes, (case.plan.redo, REDO)]
     value, grad_x, nothing = at_once(case, given, True, False)
     assert torch.equal(value, expected[0])
     assert torch.equal(grad_x, expected[1])
@@ -555,9 +575,77 @@ def test_at_once_is_the_same_to_the_bit(
     assert torch.equal(grad_y, expected[2])
 
 
+def test_every_family_of_one_strip_takes_one_launch() -> None:
+    at_once = {(case.plan.main.source, case.plan.main.dims, case.plan.main.banded) for case in ONE_STRIP[:-1]}
+    assert {("inline", 1), ("tiled", 4), ("tiled", 8), ("tiled", 16), ("tiled", 32), ("tiled", 64)} <= {
+        each[:2] for each in at_once
+    }
+    assert ("tiled", 128, False) in at_once
+    assert {banded for *_, banded in at_once} == {False, True}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(3, 40, 50, 5),
+        Case(70, 3, 2, 2),
+        Case(3, 150, 100, 5),
+        Case(3, 20, 30, 1),
+        Case(40, 9, 8, 5, gamma=1e-6, scale=1000.0),
+        Case(1, 70, 66, 5, gamma=1e-6, scale=1000.0),
+    ],
+    ids=str,
+)
+def test_the_kernel_reduces_values(
+    compute: Compute, case: Case, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = 1.0 / case.batch if reduction == "mean" else 1.0
+    given = inputs_of(case)._replace(weights=torch.full((case.batch,), weight))
+    expected = compute(case, given)
+    exact = reduced(expected.value.double(), reduction).float()
+    for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
+        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=resident, relaxed=relaxed))
+        result, *gradients = at_once(case, given, True, True, reduction=reduction)
+        torch.testing.assert_close(result, exact, rtol=1.2e-7, atol=0)
+        for ours, theirs in zip(gradients, expected[1:3], strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_many_values_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(10, 3, 2, 2)
+    given = inputs_of(case)
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu())
+    expected, *_ = at_once(case, given, True, True, reduction="mean")
+    monkeypatch.setattr(launch, "_MOST_PAIRS_FOR_A_WARP", 9)
+    by_torch, *_ = at_once(case, given, True, True, reduction="mean")
+    torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_flagged_sample_among_others_of_one_strip(
+    compute: Compute, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(5, 40, 50, 5)
+    weight = 0.2 if reduction == "mean" else 1.0
+    given = inputs_of(case)._replace(weights=torch.full((5,), weight))
+    given.x[1] *= 1e6
+    expected = compute(case, given)
+    assert unhealthy(case, expected.state) == [False, True, False, False, False]
+    for seed, resident in ((1, 1), (2, 8)):
+        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=resident, relaxed=True))
+        result, *gradients = at_once(case, given, True, True, reduction=reduction)
+        torch.testing.assert_close(
+            result, reduced(expected.value.double(), reduction).float(), rtol=1.2e-7, atol=0
+        )
+        for ours, theirs in zip(gradients, expected[1:3], strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_at_once_with_a_flagged_sample_among_others(compute: Compute) -> None:
     case = Case(3, 150, 100, 5)
-    given = inputs_of(case)._replace(weights=torch.full((3,), 0.5))
+    given = inputs_of(case)._replace(weights=torch.ones(3))
     given.x[1] *= 1e6
     expected = compute(case, given)
     assert unhealthy(case, expected.state) == [False, True, False]
@@ -623,14 +711,23 @@ def test_the_divergence_of_equals_has_no_gradient(
 @pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc")
 @pytest.mark.parametrize(
     "case",
-    [Case(2, 200, 70, 5, races=True), Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True)],
+    [
+        Case(2, 200, 70, 5, races=True),
+        Case(2, 200, 70, 5, gamma=1e-6, scale=1000.0, races=True),
+        Case(2, 64, 70, 5, races=True),
+        Case(2, 64, 70, 5, gamma=1e-6, scale=1000.0, races=True),
+        Case(2, 60, 70, 1, races=True),
+        Case(2, 64, 70, 64, races=True),
+    ],
     ids=str,
 )
 def test_no_races_at_once(case: Case, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs_of(case)._replace(weights=torch.full((case.batch,), 0.5))
-    expected = compute(case, given)[:3]
+    expected = compute(case, given)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu(0, resident=8, relaxed=True, races=True))
-    for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
+    mean, *gradients = at_once(case, given, True, True, reduction="mean")
+    torch.testing.assert_close(mean, expected.value.double().mean().float(), rtol=1.2e-7, atol=0)
+    for ours, theirs in zip(gradients, expected[1:3], strict=True):
         assert torch.equal(ours, theirs)
 
 

@@ -20,6 +20,7 @@ import torch
 from softdtw_cuda._cuda import config
 from softdtw_cuda._cuda.compile import compile_source
 from softdtw_cuda._cuda.config import (
+    AT_ONCE,
     BACKWARD,
     COST,
     DIRECT,
@@ -163,7 +164,7 @@ def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source == "inline":
         forward = 16 if kernel.wide or device.capability >= (10, 0) else 20
-        return {FORWARD: forward, BACKWARD: 4, REDO: 2}[part]
+        return {FORWARD: forward, BACKWARD: 4, REDO: 2, AT_ONCE: 4}[part]
     return kernel.forward_blocks if part == FORWARD else 1
 
 

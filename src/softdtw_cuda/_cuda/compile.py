@@ -16,11 +16,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from .config import BACKWARD, FORWARD, REDO, Kernel
+from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
 _CHECKSUM_BYTES = 32
-_PART_CODES = {FORWARD: 1, BACKWARD: 2, REDO: 3}
+_PART_CODES = {FORWARD: 1, BACKWARD: 2, REDO: 3, AT_ONCE: 4}
 
 
 @functools.cache

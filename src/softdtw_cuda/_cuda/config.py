@@ -25,7 +25,7 @@ INPUT_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloa
 COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
 """The kernels' MODE: a given cost matrix, direct differences, D = 1, tensor cores."""
 
-FORWARD, BACKWARD, REDO = "forward", "backward", "redo"
+FORWARD, BACKWARD, REDO, AT_ONCE = "forward", "backward", "redo", "at_once"
 
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
@@ -96,8 +96,12 @@ class Kernel:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The kernels in the source: `forward`, `backward`, and `redo` where pairs are walked again."""
-        return (FORWARD, BACKWARD, REDO) if self.wide else (FORWARD, BACKWARD)
+        """The kernels in the source: `forward` and `backward`; `redo` where pairs are walked again; `at_once`
+        for both passes over small pairs, which are float32, of one strip."""
+        if self.wide:
+            return FORWARD, BACKWARD, REDO
+        has_at_once = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
+        return (FORWARD, BACKWARD, AT_ONCE) if has_at_once else (FORWARD, BACKWARD)
 
     def name(self, part: str) -> str:
         """Of one of `parts` in the source."""
@@ -194,7 +198,7 @@ def _buffers(k: Kernel) -> int:
 def _cost_making_shared(k: Kernel) -> int:
     if k.mode == TENSOR:
         planes_of_x = _buffers(k) * _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
-        frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 16
+        frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 32
         rows = _buffers(k) * _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
         return _padded(frame + rows + ((k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
     return _padded((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)

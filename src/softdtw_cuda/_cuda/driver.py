@@ -32,7 +32,7 @@ class _Loaded(NamedTuple):
 class Queue:
     """torch's current stream of a device, whose context is current until `close`."""
 
-    __slots__ = ("_gpu", "_here", "_index", "_stream")
+    __slots__ = ("_argument", "_argument_at", "_gpu", "_here", "_index", "_stream")
 
     def __init__(self, gpu: Gpu, index: int) -> None:
         self._gpu, self._index = gpu, index
@@ -46,6 +46,8 @@ class Queue:
             Device(index).set_current()
             gpu.threads.has_context = True
         self._stream = torch._C._cuda_getCurrentRawStream(index)
+        self._argument = ctypes.c_void_p()  # a launch is given the address of the argument's address
+        self._argument_at = ctypes.addressof(self._argument)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
@@ -61,12 +63,13 @@ class Queue:
                 self.close()
                 raise
         params.blocks = blocks
-        arguments = ctypes.c_void_p(ctypes.addressof(params))
-        status = self._gpu.launch_kernel(
-            *(loaded.handle, blocks, 1, 1, loaded.threads, 1, 1),
-            *(loaded.shared, self._stream, ctypes.addressof(arguments), None),
+        self._argument.value = ctypes.addressof(params)
+        _, handle, threads, shared = loaded
+        self._check(
+            self._gpu.launch_kernel(
+                handle, blocks, 1, 1, threads, 1, 1, shared, self._stream, self._argument_at, None
+            )
         )
-        self._check(status)
 
     def _check(self, status: int) -> None:
         if status:
@@ -93,6 +96,12 @@ class Gpu:
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Dense memory for as many numbers; quicker than naming shape and type."""
+        if tensor.is_contiguous():
+            return torch.empty_like(tensor)
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The same, cleared."""
@@ -145,7 +154,7 @@ class Gpu:
         if part == FORWARD and save:
             needed.append((kernel, BACKWARD))
         if companion != kernel:
-            needed += [(companion, REDO if of == BACKWARD else of) for _, of in needed]
+            needed += [(companion, of if of == FORWARD else REDO) for _, of in needed]
         new = [(*each, architecture) for each in needed if (*each, architecture) not in self._compiling]
         if new:
             pool = ThreadPoolExecutor(len(new))

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._reduction import Reduction, reduced
 from .._reference import value_dtype
 from . import config
-from .config import BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
+from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
 from .driver import Gpu
 from .params import Params
 
@@ -25,6 +26,8 @@ _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
 _REDO_BLOCKS_PER_PROCESSOR = 4
 _MOST_BLOCKS = 2**31 - 1
+_MOST_PAIRS_FOR_A_WARP = 1024
+"""So many values can be added up, and so many flags looked through, by one warp."""
 
 gpu = Gpu()
 
@@ -40,6 +43,7 @@ class _Call(NamedTuple):
     layout: Layout
     params: bytes
     blocks: int
+    alone: bool
     bounds: int
     redo_blocks: int
     redo_bounds: int
@@ -75,6 +79,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
         layout=layout,
         params=bytes(p),
         blocks=blocks,
+        alone=blocks == batch and AT_ONCE in plan.main.parts,
         bounds=plan.main.states_bytes(n, m, bandwidth),
         redo_blocks=_redo_blocks(redo, batch, n),
         redo_bounds=redo.states_bytes(n, m, bandwidth),
@@ -150,7 +155,7 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
 
 
 def _batch_stride(tensor: Tensor) -> int:
-    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+    return 0 if tensor.shape[0] == 1 else tensor.stride()[0]
 
 
 def _inputs_of(x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
@@ -236,34 +241,52 @@ def _forward_and_backward(
     call: _Call,
     inputs: _Inputs,
     batch: int,
-    weight: float,
+    reduction: Reduction,
     grad_x: Tensor | None,
     grad_y: Tensor | None,
     device: torch.device,
 ) -> Tensor:
-    """The backward's scratch lies before the forward's, so that one fill prepares both."""
+    """The values, or what they are reduced to; gradients of that are left in grad_x and grad_y.
+
+    Pairs of one strip take one launch for both passes, which also prepares the next one's scratch. Otherwise
+    the backward's scratch lies before the forward's, so that one fill prepares both.
+    """
     plan, layout = call.plan, call.layout
-    value = gpu.empty(batch, torch.float32, device)
-    buffer = gpu.empty(layout.pairs + layout.total, torch.uint8, device)
-    second = buffer.data_ptr()
-    base = second + layout.pairs
-    p = _params(call, inputs, base)
-    p.value, p.save = value.data_ptr(), 1
-    queue = gpu.queue(device)
-    queue.fill_with_ones(second, layout.pairs + layout.filled)
-    queue.run(plan.main, FORWARD, p, call.blocks)
-    _set_scratch(p, layout, second)
-    p.turns, p.weight = second + layout.turns, weight
+    second = 0 if call.alone else layout.pairs
+    few = batch <= _MOST_PAIRS_FOR_A_WARP
+    in_kernel = few and plan.redo is not None and reduction != "none"
+    size = second + layout.total
+    buffer = gpu.empty(size + 4 * batch if in_kernel else size, torch.uint8, device)
+    result = gpu.empty(() if in_kernel else batch, torch.float32, device)
+    start = buffer.data_ptr()
+    p = _params(call, inputs, start + second)
+    p.save = 1
+    p.weight = 1.0 / batch if reduction == "mean" else 1.0
+    if in_kernel:
+        p.value, p.total = start + size, result.data_ptr()
+    else:
+        p.value = result.data_ptr()
     if grad_x is not None:
         p.grad_x = p.sum_x = grad_x.data_ptr()
     if grad_y is not None:
         p.grad_y = p.sum_y = grad_y.data_ptr()
-    queue.run(plan.main, BACKWARD, p, call.blocks)
+    p.turns = start + layout.turns
+    queue = gpu.queue(device)
+    if call.alone and few:
+        p.scan = 1
+    else:
+        queue.fill_with_ones(start, second + layout.filled)
+    if call.alone:
+        queue.run(plan.main, AT_ONCE, p, batch)
+    else:
+        queue.run(plan.main, FORWARD, p, call.blocks)
+        _set_scratch(p, layout, start)
+        queue.run(plan.main, BACKWARD, p, call.blocks)
     if plan.redo is not None:
         _turn_to_redo(p, call, restore=False)
         queue.run(plan.redo, REDO, p, call.redo_blocks)
     queue.close()
-    return value
+    return result if in_kernel else reduced(result, reduction)
 
 
 def fused_forward(
@@ -316,17 +339,17 @@ def fused_backward(
 
 
 def fused_at_once(
-    x: Tensor, y: Tensor, gamma: float, bandwidth: int, weight: float, need_x: bool, need_y: bool
+    x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, need_x: bool, need_y: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Values (B,) of float32 x (B, N, D) against y (B, M, D), and the gradients of weight times their sum."""
+    """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
     x, y = _rows_contiguous(x), _rows_contiguous(y)
     (batch, n, d), m = x.shape, y.shape[1]
     inputs = _inputs_of(x, y, None, None)
-    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, _aligned(inputs, 4), True)
-    grad_x = gpu.empty((batch, n, d), x.dtype, x.device) if need_x else None
-    grad_y = gpu.empty((batch, m, d), y.dtype, x.device) if need_y else None
-    value = _forward_and_backward(call, inputs, batch, weight, grad_x, grad_y, x.device)
-    return value, grad_x, grad_y
+    call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, _aligned(inputs, 4), True)
+    grad_x = gpu.empty_like(x) if need_x else None
+    grad_y = gpu.empty_like(y) if need_y else None
+    result = _forward_and_backward(call, inputs, batch, reduction, grad_x, grad_y, x.device)
+    return result, grad_x, grad_y
 
 
 def cost_forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 _POINTERS = (
-    *("x", "y", "x_lengths", "y_lengths", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
+    *("x", "y", "x_lengths", "y_lengths", "grad", "value", "total", "grad_x", "grad_y", "sum_x", "sum_y"),
     *(
         "states",
         "bounds",
@@ -23,7 +23,7 @@ _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "
 _DOUBLES = ("scale", "unscale", "weight")
 _INTS = (
     *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
-    *("redo", "blocks", "save", "grad_x_wide", "grad_y_wide"),
+    *("redo", "scan", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 

@@ -56,6 +56,7 @@ DEVICE double max(double a, double b) { return fmax(a, b); }
 DEVICE u32 block_index() { return emulator::machine.current->warp->block->index; }
 DEVICE u32 thread_index() { return emulator::machine.current->thread; }
 DEVICE i32 afresh(i32 v) { return v; }
+DEVICE u32 thread_index_afresh() { return thread_index(); }
 DEVICE u32 lane_index() { return emulator::machine.current->thread & 31u; }
 DEVICE u32 warp_index() { return emulator::machine.current->thread >> 5; }
 

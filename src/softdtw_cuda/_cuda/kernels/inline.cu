@@ -632,20 +632,68 @@ KERNEL THREADS_PER_BLOCK(32, 4) inline_backward(GRID_CONSTANT const Params p) {
 }
 #endif
 
+#if !WIDE && HAS_AT_ONCE && MODE != 0
+// Both passes in one launch, for pairs of one strip. No block waits for another.
+static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the passes share their memory");
+KERNEL THREADS_PER_BLOCK(32, 4) inline_at_once(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  const Strip s = strip_of(p, (i32)block_index(), 0);
+  if (lane_index() == 0) prepare_redo(p, s.pair);
+  warp_barrier();
+  if (!s.valid) {
+    if (lane_index() == 0) ((result_type*)p.value)[s.pair] = float_of(0x7fc00000u);
+    return;
+  }
+  forward_strip(p, s, *(ForwardShared*)memory);
+  warp_barrier();
+  if (p.health[s.pair] & 1u) backward_strip(p, s, *(BackwardShared*)memory);
+}
+#endif
+
 #if WIDE && HAS_REDO
+DEVICE bool all_are_well(const Params& p) {
+  if (!p.scan) return p.health[p.batch] & 1u;
+  u32 well = 1u;
+  for (i32 pair = (i32)lane_index(); pair < p.batch; pair += 32) well &= p.health[pair];
+  return !any_lane(!(well & 1u));
+}
+
+// Every pair's value, or the sum of all, is complete when its forward's last strip has said so, if it is walked again, and
+// before this launch if not. The one warp that adds them holds a later ticket than those it waits for.
+DEVICE void store_total(const Params& p, bool some_again) {
+  if (!p.total) return;
+  double sum = 0.0;
+  for (i32 pair = (i32)lane_index(); pair < p.batch; pair += 32) {
+    if (some_again && !(p.health[pair] & 1u) && strip_of(p, pair, 0).valid) {
+      const u32 strips = (u32)((strip_of(p, pair, 0).n - 1) / STRIP_ROWS);
+      while (load_acquire(strips_token(p, pair, 0)) != strips) wait_a_little();
+    }
+    sum += (double)load_fresh((const result_type*)p.value + pair);
+  }
+  UNROLL for (u32 mask = 16; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
+  if (lane_index() == 0) *(result_type*)p.total = (result_type)(sum * p.weight);
+}
+
 // The backward of flagged pairs. The forward's second walk kept nothing, so they are walked forwards once more, with wide
 // states in the pair's own place, and then backwards; tickets of the first walk come before all of the second.
 static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the walks share their memory");
 KERNEL THREADS_PER_BLOCK(32, 2) inline_redo(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
-  if (p.health[p.batch] & 1u) { restore_scratch(p); return; }
+  if (all_are_well(p)) {
+    if (block_index() == 0) store_total(p, false);
+    restore_scratch(p);
+    return;
+  }
   const u32 tickets = (u32)p.batch * (u32)p.strips;
   for (;;) {
     u32 ticket = 0;
     if (lane_index() == 0) ticket = next_ticket(p);
     ticket = from_lane(ticket, 0);
     const i32 walk = ticket < tickets ? 0 : 1;
-    if (ticket >= 2u * tickets) return;
+    if (ticket >= 2u * tickets) {
+      if (ticket == 2u * tickets) store_total(p, true);
+      return;
+    }
     const Assignment mine = assignment_of(p, ticket - (walk ? tickets : 0u));
     const Strip s = strip_of(p, mine.pair, walk ? p.strips - 1 - mine.turn : mine.turn);
     if ((p.health[s.pair] & 1u) || !s.valid) {

@@ -32,6 +32,7 @@ DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 // The same value, unknown to the compiler: what is computed from it is computed anew instead of being kept in registers
 // from one turn of a loop to the next.
 DEVICE i32 afresh(i32 v) { asm volatile("" : "+r"(v)); return v; }
+DEVICE u32 thread_index_afresh() { u32 v; asm volatile("mov.u32 %0,%%tid.x;" : "=r"(v)); return v; }
 
 // Whether the compiler keeps so much in registers that it spills where for older cards it does not.
 #define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)

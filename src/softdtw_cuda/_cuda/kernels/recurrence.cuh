@@ -15,6 +15,7 @@
 #define HAS_FORWARD (PART == 0 || PART == 1)
 #define HAS_BACKWARD (PART == 0 || PART == 2)
 #define HAS_REDO (PART == 0 || PART == 3)
+#define HAS_AT_ONCE (PART == 0 || PART == 4)
 
 #define STRIP_ROWS (32 * LANE_ROWS)
 
@@ -25,6 +26,7 @@ struct Params {
   const i32* y_lengths;
   const void* grad;         // (B,) gradient of the value; null for `weight`, and then a second walk finds the value too
   void* value;              // (B,)
+  void* total;              // `weight` times the sum of all values, from a redo without `scratch`; null when not wanted
   void* grad_x;             // (B, N, D), or (B, N, M) for a cost matrix; null when not wanted
   void* grad_y;             // (B, M, D); null when not wanted
   void* sum_x;              // where grad_x and grad_y are summed: themselves, or float32 scratch for 16-bit gradients
@@ -37,7 +39,7 @@ struct Params {
   u32* tickets;             // one counter, all ones at first
   u32* other_tickets;       // the counter of the launch that follows, or came before
   u32* health;              // (B,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range;
-                            // [B] is the same for the whole batch
+                            // [B] is the same for the whole batch, unless `scan`
   u32* tokens;              // (B, 4) all ones; how far the second walks of a pair have come
   u32* turns;               // (B, column tiles) all ones; strips that have still to add to this part of grad_y
   i64 x_stride, y_stride;   // elements from one sample to the next, 0 for a broadcast sample
@@ -56,6 +58,7 @@ struct Params {
   i32 bound_columns;        // columns kept of each bottom row
   i32 tiles;                // column tiles of 32
   i32 redo;                 // 1: walk only the pairs whose health is bad, however few blocks there are
+  i32 scan;                 // 1: health[B] says nothing, so a redo looks at all pairs
   i32 blocks;               // of the launch
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
@@ -332,6 +335,13 @@ DEVICE u32 next_ticket(const Params& p) {
   const u32 ticket = fetch_add(p.tickets, 1u) + 1u;
   if (ticket == 0u) *p.other_tickets = ~0u;
   return ticket;
+}
+
+// What a redo finds in memory that no fill has prepared: by one thread, before its block says anything of the pair's health.
+DEVICE void prepare_redo(const Params& p, i32 pair) {
+  p.health[pair] = ~0u;
+  ((Word4*)p.tokens)[pair] = Word4{~0u, ~0u, ~0u, ~0u};
+  if (pair == 0) *p.other_tickets = ~0u;
 }
 
 // Whose strip a ticket is: strip by strip, in each all pairs, so that a strip mostly finds its row there already. Handing

@@ -131,6 +131,7 @@ struct Frame {
 #endif
   float x_squares[STRIP_ROWS];
   u32 largest;
+  alignas(16) Features y;  // of the pair: nobody needs a register for where it is
 #else
   float nothing;
 #endif
@@ -194,6 +195,11 @@ DEVICE float frame_unscale(const Frame& frame) {
 // stage_rows drops what lies outside.
 struct Quad { float v[4]; };
 #define QUADS_PER_ROW (DIMS / 4)
+// A group shares out rows by quads: a thread has the same quad of every ROWS_AT_A_TIME-th row. Unsigned, since a negative
+// thread, were there one, would divide differently, and it shows in the registers that addresses take.
+#define ROWS_AT_A_TIME (GROUP / QUADS_PER_ROW)
+DEVICE i32 first_row_of(i32 thread) { return (i32)((u32)thread / QUADS_PER_ROW); }
+DEVICE i32 first_feature_of(i32 thread) { return (i32)((u32)thread % QUADS_PER_ROW * 4u); }
 #if INPUT == 0
 typedef Word4 PackedQuad;
 DEVICE Quad unpack(const PackedQuad& w) { return Quad{{float_of(w.a), float_of(w.b), float_of(w.c), float_of(w.d)}}; }
@@ -222,7 +228,7 @@ template <int ROWS = 32> DEVICE Rows<ROWS> fetch_rows(const Features& f, i32 fir
   const element* base = f.rows + (i64)first_row * f.d;
   const i32 last = f.count - 1 - first_row;
   UNROLL for (int i = 0; i < ROWS * QUADS_PER_ROW / GROUP; i++) {
-    i32 index = thread + i * GROUP, row = index / QUADS_PER_ROW, k = index % QUADS_PER_ROW * 4;
+    const i32 row = first_row_of(thread) + i * ROWS_AT_A_TIME, k = first_feature_of(thread);
     i32 offset = (row < last ? row : last) * f.d;
 #if FIT == 2
     block.quads[i] = *(const PackedQuad*)(base + offset + k);
@@ -239,8 +245,8 @@ struct RowPointers { const element* at[32 * QUADS_PER_ROW / GROUP]; };
 DEVICE RowPointers pointers_to(const Features& f, i32 first_row, i32 thread) {
   RowPointers rows;
   UNROLL for (int i = 0; i < 32 * QUADS_PER_ROW / GROUP; i++) {
-    const i32 row = first_row + (thread + i * GROUP) / QUADS_PER_ROW;
-    rows.at[i] = f.rows + (i64)(row < f.count ? row : f.count - 1) * f.d + thread % QUADS_PER_ROW * 4;
+    const i32 row = first_row + first_row_of(thread) + i * ROWS_AT_A_TIME;
+    rows.at[i] = f.rows + (i64)(row < f.count ? row : f.count - 1) * f.d + first_feature_of(thread);
   }
   return rows;
 }
@@ -248,7 +254,7 @@ DEVICE RowBlock fetch_slice(const RowPointers& rows, i32 slice, i32 d, i32 threa
   RowBlock block;
   i32 offset = slice * DIMS;
   if (FIT != 2) {
-    const i32 last_quad = d - 4 - thread % QUADS_PER_ROW * 4;
+    const i32 last_quad = d - 4 - first_feature_of(thread);
     if (offset > last_quad) offset = last_quad;
   }
   UNROLL for (int i = 0; i < 32 * QUADS_PER_ROW / GROUP; i++)
@@ -262,7 +268,7 @@ DEVICE RowBlock fetch_slice(const RowPointers& rows, i32 slice, i32 d, i32 threa
 // it: then every cost is NaN, and flagged.)
 DEVICE Quad shift_of(const float* centre, float scale, i32 thread) {
   Quad shift;
-  UNROLL for (int j = 0; j < 4; j++) shift.v[j] = -centre[thread % QUADS_PER_ROW * 4 + j] * scale;
+  UNROLL for (int j = 0; j < 4; j++) shift.v[j] = -centre[first_feature_of(thread) + j] * scale;
   return shift;
 }
 struct Squares {
@@ -280,13 +286,13 @@ DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
                        i32 slice, i32 thread) {
   constexpr int QUADS_PER_THREAD = ROWS * QUADS_PER_ROW / GROUP;
   float sum[QUADS_PER_THREAD];
-  const i32 k = thread % QUADS_PER_ROW * 4;
+  const i32 k = first_feature_of(thread);
   bool overflows = false;
 #if FIT == 0
   const i32 past = k - (d - 4 - slice * DIMS), moved = past > 0 ? past : 0;  // how much further left fetch_rows read
 #endif
   UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-    i32 row = (thread + i * GROUP) / QUADS_PER_ROW;
+    const i32 row = first_row_of(thread) + i * ROWS_AT_A_TIME;
     Quad quad = unpack(block.quads[i]);
 #if FIT == 0
     shift_down(quad, moved);
@@ -319,7 +325,7 @@ DEVICE bool stage_rows(PlaneRow* planes, i32 plane_rows, const Rows<ROWS>& block
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) sum[i] += from_lane_xor(sum[i], mask);
     if (k == 0) {
       UNROLL for (int i = 0; i < QUADS_PER_THREAD; i++) {
-        i32 row = (afresh(thread) + i * GROUP) / QUADS_PER_ROW;
+        const i32 row = first_row_of(afresh(thread)) + i * ROWS_AT_A_TIME;
         squares->of_rows[row] = (float)sum[i] * unscale * unscale;
       }
     }
@@ -388,7 +394,7 @@ template <int THREADS> DEVICE void make_frame(Frame& frame, const Params& p, con
   const i32 lane = (i32)lane_index(), warp = (i32)warp_index(), thread = (i32)thread_index();
   constexpr int WARPS = THREADS / 32;
   const Features x = features_x(p, s), y = features_y(p, s);
-  if (thread == 0) frame.largest = 0u;
+  if (thread == 0) { frame.largest = 0u; frame.y = y; }
 #if SLICED
   for (i32 k = thread; k < MOST_CENTRES; k += THREADS) frame.centre[k] = centre_of(x, y, s, k);
   block_barrier();
@@ -472,14 +478,16 @@ struct DirectRows { element v[DIRECT_PER_THREAD]; };
 DEVICE DirectRows fetch_direct(const Features& f, i32 tile, i32 thread) {
   DirectRows block;
   UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
-    i32 index = thread + i * GROUP, row = tile * 32 + index / DIMS, k = index % DIMS;
+    const u32 index = (u32)(thread + i * GROUP);
+    const i32 row = tile * 32 + (i32)(index / DIMS), k = (i32)(index % DIMS);
     block.v[i] = f.rows[(i64)(row < f.count ? row : f.count - 1) * f.d + (k < f.d ? k : f.d - 1)];
   }
   return block;
 }
 DEVICE void stage_direct(float (*rows)[DIMS], const DirectRows& block, const Features& f, i32 thread) {
   UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
-    i32 index = thread + i * GROUP, k = index % DIMS;
+    const u32 index = (u32)(thread + i * GROUP);
+    const i32 k = (i32)(index % DIMS);
     rows[index / DIMS][k] = k < f.d ? to_float(block.v[i]) : 0.0f;
   }
 }
@@ -520,11 +528,11 @@ struct CostShared {
 #define KEEP_X (DIMS <= 64 && !SLICED)          // in registers; other features are read as they are needed
 #define LOOKS_AHEAD (SLICED || DIMS * PLANES <= 64)  // gX has registers for y of the next tile or slice
 #endif
-// Where registers are scarce, helpers read the strip from shared memory and compute addresses anew for every tile. For sliced
-// costs that saves time. Elsewhere it took longer than a few spilled registers where it was timed (compute capability 9.0),
-// so only many spills are a reason.
-#define CROWDED (MODE == 3 && !SLICED && DIMS >= 64 && SPILLS_EASILY)
-#define CROWDED_COSTS (MODE == 3 && (SLICED || (DIMS > 64 && CROWDED)))
+// Whether helpers compute their addresses anew for every tile, instead of keeping them in registers that then spill. It
+// takes instructions, so it is done only where the compiler says it must be. Sliced costs are quicker by it.
+#define COSTS_ANEW (MODE == 3 && (SLICED || (INPUT == 0 && (DIMS > 64 || (DIMS == 64 && BANDED && FIT < 2)))))
+#define FORWARD_COSTS_ANEW (MODE == 3 && DIMS == 64 && BANDED && !SPILLS_EASILY)
+#define GRAD_X_ANEW (MODE == 3 && DIMS > 64 && SPILLS_EASILY)
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
@@ -559,7 +567,7 @@ DEVICE void set_centre(float* centre, const Params& p, const Strip& s, i32 slice
 #if MODE == 3
 // Lane l points ldmatrix at row l % 8 of matrix l / 8: rows 0-7 and 8-15, features 0-7 and 8-15.
 DEVICE void load_x_fragment(u32 (&a)[PLANES][4], const PlaneRow* x, i32 k_step, i32 thread) {
-  const i32 lane = thread & 31, matrix = lane >> 3, first = ((thread >> 5) % ROW_TILES) * 16;
+  const i32 lane = thread & 31, matrix = lane >> 3, first = (i32)(((u32)thread >> 5) % ROW_TILES) * 16;
   UNROLL for (int plane = 0; plane < PLANES; plane++)
     load_matrices(a[plane], &x[plane * STRIP_ROWS + first + (matrix & 1) * 8 + (lane & 7)][k_step * 16 + (matrix >> 1) * 8]);
 }
@@ -580,10 +588,10 @@ DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame,
 #if SLICED
   maker.own_rows = pointers_to_x(p, s, thread);
   maker.own = fetch_x(maker.own_rows, 0, p.d, thread);
-  maker.next_rows = pointers_to(features_y(p, s), first * 32, thread);
+  maker.next_rows = pointers_to(frame.y, first * 32, thread);
   maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
 #else
-  maker.next = fetch_rows(features_y(p, s), first * 32, thread);
+  maker.next = fetch_rows(frame.y, first * 32, thread);
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
@@ -609,6 +617,17 @@ DEVICE void multiply(float (&c)[TILES][4], float (&cross)[TILES][4], const u32 (
     UNROLL for (int i = 0; i < TILES; i++) mma_input(cross[i], a[0], b[1][i / 2][(i & 1) * 2], b[1][i / 2][(i & 1) * 2 + 1]);
   }
 }
+// The same product in one set of registers, where two would be too many: the small terms first, so that c, which starts
+// as zeros, is scaled once.
+template <int TILES>
+DEVICE void multiply_in_place(float (&c)[TILES][4], const u32 (&a)[2][4], const u32 (&b)[PLANES][(TILES + 1) / 2][4]) {
+  UNROLL for (int i = 0; i < TILES; i++) mma_input(c[i], a[1], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);
+  if constexpr (PLANES > 1) {
+    UNROLL for (int i = 0; i < TILES; i++) mma_input(c[i], a[0], b[1][i / 2][(i & 1) * 2], b[1][i / 2][(i & 1) * 2 + 1]);
+  }
+  UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] *= LOW_PLANE;
+  UNROLL for (int i = 0; i < TILES; i++) mma_input(c[i], a[0], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);
+}
 #endif
 
 // Writes one scaled cost into the ring and watches its range.
@@ -625,7 +644,7 @@ DEVICE void put_cost(Step* ring, i32 start, i32 chunks, const Strip& s, i32 row,
 DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const Frame& frame, CostShared& shared, Step* ring,
                        i32 chunks, i32 tile, i32 following, i32 thread) {
   const i32 start = ring_start(tile, chunks);
-  const i32 lane = thread & 31, warp = thread >> 5;
+  const i32 lane = thread & 31, warp = (i32)((u32)thread >> 5);
 #if MODE == 0
   const float least = -268435456.0f / (float)(s.n + s.m);  // keeps a path of negative costs from running away
   float costs[STRIP_ROWS / 4];
@@ -698,7 +717,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     maker.bad |= stage_rows(y_planes, 32, maker.next, p.d, shift, frame_factor, &squares, slice, thread);
     stage_x(x_planes, maker.own, p.d, shift, frame_factor, slice, thread);
     const bool last = (slice + 1) * DIMS >= p.d;  // then the next is the following tile's first
-    if (last && following >= 0) maker.next_rows = pointers_to(features_y(p, s), following * 32, thread);
+    if (last && following >= 0) maker.next_rows = pointers_to(frame.y, following * 32, thread);
     maker.own = fetch_x(maker.own_rows, last ? 0 : slice + 1, p.d, thread);
     maker.next = fetch_slice(maker.next_rows, last ? 0 : slice + 1, p.d, thread);
     group_barrier(COST_BARRIER, GROUP);
@@ -719,7 +738,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
   Squares squares{shared.y_squares};
   maker.bad |= stage_rows(y_planes, 32, maker.next, p.d, shift_of(frame.centre, frame_factor, thread), frame_factor, &squares, 0, thread);
-  if (following >= 0) maker.next = fetch_rows(features_y(p, s), following * 32, thread);
+  if (following >= 0) maker.next = fetch_rows(frame.y, following * 32, thread);
   group_barrier(COST_BARRIER, GROUP);
 #if KEEP_X
   UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
@@ -783,36 +802,41 @@ struct alignas(16) ForwardShared {
 };
 
 static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
-#if HAS_FORWARD
-KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const Params p) {
-  SHARED_MEMORY(memory);
-  ForwardShared& shared = *(ForwardShared*)memory;
+#define FORWARD_THREADS (32 * 5)
+// By all THREADS threads of a block, of which the first FORWARD_THREADS work. ALONE: every pair is one strip, and the
+// block's is the pair of its own number.
+template <int THREADS, bool ALONE> DEVICE void forward_pass(const Params& p, ForwardShared& shared) {
   const i32 lane = (i32)lane_index(), warp = (i32)warp_index();
-  if (thread_index() == 0) shared.ticket = next_ticket(p);
+  if (!ALONE && thread_index() == 0) shared.ticket = next_ticket(p);
 #if BANDED
   const float blank = 2.0f * FORBIDDEN_FROM;
 #else
   const float blank = 0.0f;
 #endif
-  fill_ring<160>(&shared.costs[0][0], FORWARD_CHUNKS * 32 * STEP_STRIDE, blank);
+  fill_ring<THREADS>(&shared.costs[0][0], FORWARD_CHUNKS * 32 * STEP_STRIDE, blank);
   block_barrier();
-  const Assignment mine = assignment_of(p, shared.ticket);
+  const Assignment mine = ALONE ? Assignment{(i32)block_index(), 0} : assignment_of(p, shared.ticket);
   const Strip s = strip_of(p, mine.pair, mine.turn);
   if (!s.valid) {
     if (s.index == 0 && thread_index() == 0) ((result_type*)p.value)[s.pair] = float_of(0x7fc00000u);
     return;
   }
   if (!s.present) return;
-  make_frame<160>(shared.frame, p, s);
+  make_frame<THREADS>(shared.frame, p, s);
   const i32 begin = first_chunk(s), finish = last_step(s) / 32, tiles_end = last_tile(s);
 
+  if (THREADS > FORWARD_THREADS && warp >= FORWARD_THREADS / 32) {
+    for (i32 chunk = begin - 1; chunk <= finish; chunk++) block_barrier();
+    return;
+  }
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
     CostMaker maker = open_costs(p, s, shared.frame, begin, thread);
     for (i32 chunk = begin - 1; chunk <= finish; chunk++) {
       const i32 tile = chunk + 1;
       if (tile <= tiles_end)
-        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1, thread);
+        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, FORWARD_CHUNKS, tile, tile < tiles_end ? tile + 1 : -1,
+                   FORWARD_COSTS_ANEW ? afresh(thread) : thread);
       block_barrier();
     }
     report(p, s, maker.bad);
@@ -884,6 +908,11 @@ KERNEL THREADS_PER_BLOCK(160, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const 
     report(p, s, result.n >= 1 << 29);
   }
 }
+#if HAS_FORWARD
+KERNEL THREADS_PER_BLOCK(FORWARD_THREADS, FORWARD_BLOCKS) tiled_forward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  forward_pass<FORWARD_THREADS, false>(p, *(ForwardShared*)memory);
+}
 #endif
 
 // ---- backward
@@ -922,6 +951,7 @@ struct Course {
   Strip strip;
   Neighbours neighbours;
   i32 walk_index, last_checkpoint, chunks, top_chunk, slots;
+  i32 needed;  // the leftmost tile that recompute needs in its first slot
 };
 DEVICE Course course_of(const Params& p, const Strip& s) {
   Course c;
@@ -932,6 +962,7 @@ DEVICE Course course_of(const Params& p, const Strip& s) {
   c.chunks = (c.last_checkpoint - first_checkpoint(s) + 1) * CHUNKS_PER_CHECKPOINT;
   c.top_chunk = (c.last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
   c.slots = c.chunks + CHUNKS_PER_CHECKPOINT + 1;
+  c.needed = c.last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
   return c;
 }
 
@@ -989,7 +1020,7 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
 #define TILES_AT_ONCE 2  // of gX: more than these there are no registers for beside its sums
-#if CROWDED && DIMS > 64
+#if DIMS > 64 && !SPILLS_EASILY
 #define HALVES_UNROLLED 2  // by which the compiler keeps fewer addresses
 #else
 #define HALVES_UNROLLED 1
@@ -1029,15 +1060,15 @@ struct GradX {
 #endif
 };
 
-DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i32 first, i32 thread) {
+DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 first, i32 thread) {
   GradX maker;
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
 #if SLICED
-  maker.next_rows = pointers_to(features_y(p, s), first * 32, thread);
+  maker.next_rows = pointers_to(frame.y, first * 32, thread);
   maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
 #elif LOOKS_AHEAD
-  maker.next = fetch_rows(features_y(p, s), first * 32, thread);
+  maker.next = fetch_rows(frame.y, first * 32, thread);
 #endif
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
@@ -1057,7 +1088,7 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, GradShared& shared, i3
 
 #if MODE == 1
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
-  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   Features y = features_y(p, s);
   stage_direct(shared.y, maker.next, y, thread);
   if (tile > first_tile(s)) maker.next = fetch_direct(y, tile - 1, thread);
@@ -1076,10 +1107,10 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
 #elif MODE == 3
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
                         bool first_time, i32 thread) {
-  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 row_tile = (warp % ROW_TILES) * 16, first_tile_of_warp = warp / ROW_TILES * GX_TILES;
-  Features y = features_y(p, s);
+  const Features& y = frame.y;
   PlaneRow* y_planes = shared.y[0];
   const float scale = frame_scale(frame);
 #if !SLICED
@@ -1135,13 +1166,11 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
 #endif
     meet_for_gradients();
     // gX += E Y: k runs over columns, so y's planes are read transposed.
-    auto multiply_by = [&](float (&c)[TILES_AT_ONCE][4], float (&cross)[TILES_AT_ONCE][4], const u32 (&e)[ALIGN_PLANES][4], i32 k_step, int first) {
-      u32 b[PLANES][TILES_AT_ONCE / 2][4];
+    auto read_y = [&](u32 (&b)[PLANES][TILES_AT_ONCE / 2][4], i32 k_step, int first) {
       UNROLL for (int plane = 0; plane < PLANES; plane++)
         UNROLL for (int pair = 0; pair < TILES_AT_ONCE / 2; pair++)
           load_matrices_transposed(b[plane][pair], &y_planes[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
                                                             [(first_tile_of_warp + first + pair * 2 + (matrix >> 1)) * 8]);
-      multiply(c, cross, e, b);
     };
     auto clear = [](float (&c)[TILES_AT_ONCE][4]) {
       UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] = 0.0f;
@@ -1152,7 +1181,11 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
         float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
         clear(c);
         clear(cross);
-        UNROLL for (int k_step = 0; k_step < 2; k_step++) multiply_by(c, cross, e_rows[k_step], k_step, first);
+        UNROLL for (int k_step = 0; k_step < 2; k_step++) {
+          u32 b[PLANES][TILES_AT_ONCE / 2][4];
+          read_y(b, k_step, first);
+          multiply(c, cross, e_rows[k_step], b);
+        }
         UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
           UNROLL for (int h = 0; h < 2; h++) {
             const i32 k = slice * DIMS + (first + i) * 8;
@@ -1165,14 +1198,15 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
     if (p.grad_x)
       UNROLL_BY(HALVES_UNROLLED) for (i32 k_step = 0; k_step < 2; k_step++) {
         u32 e_rows[ALIGN_PLANES][4];
-        read_align(e_rows, (CROWDED ? afresh(k_step) : k_step) * 16);
+        read_align(e_rows, k_step * 16);
         UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
-          float c[TILES_AT_ONCE][4], cross[TILES_AT_ONCE][4];
+          float c[TILES_AT_ONCE][4];
           clear(c);
-          clear(cross);
-          multiply_by(c, cross, e_rows, k_step, first);
+          u32 b[PLANES][TILES_AT_ONCE / 2][4];
+          read_y(b, k_step, first);
+          multiply_in_place(c, e_rows, b);
           UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
-            UNROLL for (int e = 0; e < 4; e++) maker.sum[first + i][e] += c[i][e] + cross[i][e] * LOW_PLANE;
+            UNROLL for (int e = 0; e < 4; e++) maker.sum[first + i][e] += c[i][e];
         }
       }
 #endif
@@ -1193,7 +1227,7 @@ struct ClosingShared {};
 #if MODE != 0
 // Leaves the group's sums in shared memory, for the whole block to close the strip.
 DEVICE void leave_sums(GradX& maker, GradShared& shared, ClosingShared& rows, i32 thread) {
-  const i32 lane = thread & 31, warp = thread >> 5;
+  const i32 lane = thread & 31, warp = (i32)((u32)thread >> 5);
 #if MODE == 1
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) shared.part[warp][lane + q * 32][k] = maker.sum[q][k];
@@ -1215,16 +1249,11 @@ DEVICE void leave_sums(GradX& maker, GradShared& shared, ClosingShared& rows, i3
 }
 
 // gX of the strip from its sums, by all THREADS threads of a block.
-#if CROWDED  // inlined, it would spill as well
-#define CLOSING DEVICE_CALL
-#else
-#define CLOSING DEVICE
-#endif
 template <int THREADS>
-CLOSING void close_grad_x(const Params& p, const Strip& s, const Frame& frame, const GradShared& shared, const ClosingShared& rows) {
+DEVICE void close_grad_x(const Params& p, const Strip& s, const Frame& frame, const GradShared& shared, const ClosingShared& rows) {
   const float factor = gradient_of_value(p, s.pair);
 #if MODE == 1
-  for (i32 i = (i32)thread_index(); i < STRIP_ROWS * DIMS; i += THREADS) {
+  for (i32 i = (i32)thread_index_afresh(); i < STRIP_ROWS * DIMS; i += THREADS) {
     i32 r = i / DIMS, k = i % DIMS;
     float sum = (shared.part[0][r][k] + shared.part[1][r][k]) + (shared.part[2][r][k] + shared.part[3][r][k]);
     if (s.first_row + r < s.n && k < p.d)
@@ -1233,7 +1262,7 @@ CLOSING void close_grad_x(const Params& p, const Strip& s, const Frame& frame, c
 #else
   // A warp has eight rows, and 32 neighbouring features at a time.
   constexpr i32 EIGHTS = STRIP_ROWS / 8;
-  const i32 lane = (i32)lane_index(), warp = (i32)warp_index(), first = warp % EIGHTS * 8;
+  const i32 own = (i32)thread_index_afresh(), lane = own & 31, warp = own >> 5, first = warp % EIGHTS * 8;
   const i32 count = s.n - s.first_row - first;  // of the eight, those that there are
   if (count <= 0) return;
   Features x = features_x(p, s);
@@ -1300,7 +1329,7 @@ DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) 
 #define FEATURES_PER_WARP (DIMS / 4)
 DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neighbours, GradShared& shared, const Step* ring,
                         i32 tile, float factor, i32 thread) {
-  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32, first_feature = warp * FEATURES_PER_WARP;
   const Turn turn = turn_of(neighbours, tile);
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
@@ -1341,7 +1370,7 @@ DEVICE GradY open_grad_y(const Params&, const Strip&, i32) { return GradY{}; }
 #endif
 DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame,
                         GradShared& shared, const Step* ring, i32 tile, float factor, i32 thread) {
-  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = thread >> 5;
+  const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
   const i32 column_tile = (warp & 1) * 16;
@@ -1462,12 +1491,13 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Nei
 }
 #endif
 
-#if CROWDED
-typedef const Strip& StripOfGx;
+// Slices leave no registers for a copy of the strip.
+#if SLICED
+typedef const Strip& StripOfGy;
 #else
-typedef Strip StripOfGx;
+typedef Strip StripOfGy;
 #endif
-#if CROWDED_COSTS
+#if COSTS_ANEW
 typedef const Strip& StripOfCosts;
 #else
 typedef Strip StripOfCosts;
@@ -1477,36 +1507,22 @@ typedef Strip StripOfCosts;
 // instructions per slot, with the two walks, the longest chains, on schedulers of their own.
 #define BACKWARD_THREADS (32 * 16)
 enum Role { RECOMPUTE, SWEEP, COSTS, GRAD_X, GRAD_Y, PORTER, IDLE };
-struct Duty { Role role; i32 member; };
-DEVICE Duty duty_of(i32 warp) {
-  switch (warp) {
-    case 0: return Duty{RECOMPUTE, 0};
-    case 1: return Duty{SWEEP, 0};
-    case 2: return Duty{COSTS, 0};
-    case 3: return Duty{COSTS, 2};
-    case 4: return Duty{PORTER, 0};
-    case 5: return Duty{GRAD_X, 1};
-    case 6: return Duty{COSTS, 1};
-    case 7: return Duty{COSTS, 3};
-    case 8: return Duty{GRAD_X, 0};
-    case 9: return Duty{GRAD_Y, 0};
-    case 10: return Duty{GRAD_X, 2};
-    case 11: return Duty{GRAD_X, 3};
-    case 12: return Duty{IDLE, 0};
-    case 13: return Duty{GRAD_Y, 3};
-    case 14: return Duty{GRAD_Y, 1};
-    default: return Duty{GRAD_Y, 2};
-  }
+// Role, and member of the role's group, of each warp: four bits each, warp 0 in the lowest.
+#define ROLES 0x4446334322352210ull
+#define MEMBERS 0x2130320031102000ull
+DEVICE Role role_of(u32 warp) { return (Role)(i32)(ROLES >> (warp * 4u) & 15u); }
+DEVICE i32 own_lane() { return (i32)(thread_index_afresh() & 31u); }
+// This thread's number within its group.
+DEVICE i32 own_thread() {
+  const u32 thread = thread_index_afresh();
+  return (i32)((u32)(MEMBERS >> ((thread >> 5) * 4u) & 15u) * 32u + (thread & 31u));
 }
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
 static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
-#if HAS_BACKWARD
-KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
-  SHARED_MEMORY(memory);
-  BackwardShared& shared = *(BackwardShared*)memory;
-  const i32 lane = (i32)lane_index(), warp = (i32)warp_index();
-  if (thread_index() == 0) shared.ticket = next_ticket(p);
+// By all BACKWARD_THREADS threads of a block; ALONE as in the forward.
+template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared& shared) {
+  if (!ALONE && thread_index() == 0) shared.ticket = next_ticket(p);
 #if BANDED
   const float blank = 2.0f * FORBIDDEN_FROM;
 #else
@@ -1515,7 +1531,7 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   fill_ring<BACKWARD_THREADS>(&shared.costs[0][0], COST_CHUNKS * 32 * STEP_STRIDE, blank);
   fill_ring<BACKWARD_THREADS>(&shared.align[0][0], ALIGN_CHUNKS * 32 * STEP_STRIDE, 0.0f);
   block_barrier();
-  const Assignment mine = assignment_of(p, shared.ticket);
+  const Assignment mine = ALONE ? Assignment{(i32)block_index(), 0} : assignment_of(p, shared.ticket);
   {
     const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
     if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
@@ -1523,11 +1539,12 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     make_frame<BACKWARD_THREADS>(shared.frame, p, s);
   }
   block_barrier();
-  const Duty duty = duty_of(warp);
-  const i32 thread = duty.member * 32 + lane;  // within its group
+  const Role role = role_of(warp_index());
+  // Every role reads its thread and lane for itself: what two of them compute alike, all would keep in registers.
   const Course& course = shared.course;
   ClosingShared& closing = *(ClosingShared*)shared.costs;
-  if (duty.role == RECOMPUTE) {
+  if (role == RECOMPUTE) {
+    const i32 lane = own_lane();
     const Strip s = course.strip;
     const i32 last_checkpoint = course.last_checkpoint, chunks = course.chunks, slots = course.slots;
     const StoredState* bound = saved_bound(p, s, s.index - 1);
@@ -1572,7 +1589,8 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (duty.role == SWEEP) {
+  } else if (role == SWEEP) {
+    const i32 lane = own_lane();
     const Strip s = course.strip;
     const i32 walk_index = course.walk_index, chunks = course.chunks, top_chunk = course.top_chunk, slots = course.slots;
     const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
@@ -1641,42 +1659,44 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
       }
       block_barrier();
     }
-  } else if (duty.role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
+  } else if (role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
+    const i32 thread = own_thread();
     // The slots before the first, in which the others wait, make what recompute will find there.
     const StripOfCosts s = course.strip;
-    const i32 needed = course.last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
     CostMaker maker = open_costs(p, s, shared.frame, last_tile(s), thread);
-    for (i32 slot = last_tile(s) >= needed ? needed - 1 - last_tile(s) : -1; slot < course.slots; slot++) {
-      const i32 tile = needed - 1 - slot;
-      if (touches(s, tile))
-        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > first_tile(s) ? tile - 1 : -1,
-                   CROWDED_COSTS ? afresh(thread) : thread);
-      if (slot < -1) group_barrier(COST_BARRIER, GROUP);
+    // In slot t the tile is course.needed - 1 - t.
+    for (i32 tile = last_tile(s) >= course.needed ? last_tile(s) : course.needed; tile >= course.needed - course.slots; tile--) {
+      if (touches(course.strip, tile))
+        make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > first_tile(course.strip) ? tile - 1 : -1,
+                   COSTS_ANEW ? afresh(thread) : thread);
+      if (tile > course.needed) group_barrier(COST_BARRIER, GROUP);
       else block_barrier();
     }
-  } else if (duty.role == GRAD_X) {
-    const StripOfGx s = course.strip;
-    GradX maker = open_grad_x(p, s, shared.grads, last_tile(s), thread);
+  } else if (role == GRAD_X) {
+    const i32 thread = own_thread();
+    const Strip s = course.strip;
+    GradX maker = open_grad_x(p, s, shared.frame, shared.grads, last_tile(s), thread);
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
     for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
-      if (touches(s, tile)) {
+      if (touches(course.strip, tile)) {
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, gradient_of_value(p, s.pair), 0, thread);
 #elif MODE == 1
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
         make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
-                    CROWDED ? afresh(thread) : thread);
+                    GRAD_X_ANEW ? own_thread() : thread);
 #endif
       }
       block_barrier();
     }
 #if MODE != 0
-    leave_sums(maker, shared.grads, closing, thread);
+    leave_sums(maker, shared.grads, closing, own_thread());
 #endif
-  } else if (duty.role == GRAD_Y) {
-    const Strip s = course.strip;
+  } else if (role == GRAD_Y) {
+    const i32 thread = own_thread();
+    const StripOfGy s = course.strip;
     const float factor = gradient_of_value(p, s.pair);
 #if MODE == 3
     GradY maker = open_grad_y(p, s, thread);
@@ -1684,18 +1704,20 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
     for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
-      if (touches(s, tile)) {
+      if (touches(course.strip, tile)) {
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
         make_grad_y(p, s, course.neighbours, shared.grads, shared.align, tile, factor, thread);
 #else
-        make_grad_y(maker, p, s, course.neighbours, shared.frame, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(maker, p, s, course.neighbours, shared.frame, shared.grads, shared.align, tile, factor,
+                    thread);
 #endif
       }
       block_barrier();
     }
-  } else if (duty.role == PORTER) {
+  } else if (role == PORTER) {
+    const i32 lane = own_lane();
     const Strip& s = course.strip;
     u32* turns = p.turns + (i64)s.pair * p.tiles;
     block_barrier();
@@ -1722,5 +1744,22 @@ KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const
   block_barrier();
   close_grad_x<BACKWARD_THREADS>(p, course.strip, shared.frame, shared.grads, closing);
 #endif
+}
+#if HAS_BACKWARD
+KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_backward(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  backward_pass<false>(p, *(BackwardShared*)memory);
+}
+#endif
+
+#if HAS_AT_ONCE && MODE != 0 && !SLICED
+// Both passes in one launch, for pairs of one strip. No block waits for another.
+static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the passes share their memory");
+KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, 1) tiled_at_once(GRID_CONSTANT const Params p) {
+  SHARED_MEMORY(memory);
+  if (thread_index() == 0) prepare_redo(p, (i32)block_index());
+  forward_pass<BACKWARD_THREADS, true>(p, *(ForwardShared*)memory);
+  block_barrier();
+  backward_pass<true>(p, *(BackwardShared*)memory);
 }
 #endif

@@ -1,0 +1,14 @@
+"""What becomes of the values of a batch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+Reduction = Literal["none", "mean", "sum"]
+
+
+def reduced(value: Tensor, reduction: Reduction) -> Tensor:
+    """The mean or the sum of the values, or themselves."""
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
