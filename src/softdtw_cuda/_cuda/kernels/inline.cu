@@ -266,12 +266,11 @@ KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const 
 #if WIDE
   if (p.redo && (p.health[p.batch] & 1u)) { restore_scratch(p); return; }
 #endif
-  const u32 tickets = (u32)p.batch * (u32)p.strips;
   do {
     u32 ticket = 0;
     if (lane_index() == 0) ticket = next_ticket(p);
     ticket = from_lane(ticket, 0);
-    if (ticket >= tickets) return;
+    if (ticket >= (u32)p.batch * (u32)afresh(p.strips)) return;  // nothing to keep in a register from strip to strip
     const Assignment mine = assignment_of(p, ticket);
     Strip s = strip_of(p, mine.pair, mine.turn);
 #if WIDE
@@ -286,12 +285,12 @@ KERNEL THREADS_PER_BLOCK(32, FORWARD_BLOCKS) inline_forward(GRID_CONSTANT const 
     }
     if (!s.present) continue;
 #if WIDE
-    if (p.redo) begin_second_walk(p, s, 0, s.index);
+    if (p.redo) begin_second_walk(p, s.pair, 0, s.index, (s.n - 1) / STRIP_ROWS);
 #endif
     forward_strip(p, s, shared);
     warp_barrier();
 #if WIDE
-    if (p.redo) end_second_walk(p, s, 0, s.index, true);
+    if (p.redo) end_second_walk(p, s.pair, 0, s.index, (s.n - 1) / STRIP_ROWS, true);
 #endif
   } while (p.redo);
 }
@@ -701,12 +700,12 @@ KERNEL THREADS_PER_BLOCK(32, 2) inline_redo(GRID_CONSTANT const Params p) {
       continue;
     }
     if (!s.present) continue;
-    const i32 turn = walk ? (s.n - 1) / STRIP_ROWS - s.index : s.index;
-    begin_second_walk(p, s, walk, turn);
+    const i32 last = (s.n - 1) / STRIP_ROWS, turn = walk ? last - s.index : s.index;
+    begin_second_walk(p, s.pair, walk, turn, last);
     if (walk == 0) forward_strip(p, s, *(ForwardShared*)memory);
     else backward_strip(p, s, *(BackwardShared*)memory);
     warp_barrier();
-    end_second_walk(p, s, walk, turn, walk == 1);
+    end_second_walk(p, s.pair, walk, turn, last, walk == 1);
   }
 }
 #endif

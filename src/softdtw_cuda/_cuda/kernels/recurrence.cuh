@@ -376,24 +376,25 @@ DEVICE void clear_rows(const Params& p, i32 pair, bool further) {
     }
   if (p.turns) for (i32 i = (i32)lane_index(); i < p.tiles; i += 32) p.turns[(i64)pair * p.tiles + i] = ~0u;
 }
-DEVICE void begin_second_walk(const Params& p, const Strip& s, i32 walk, i32 turn) {
-  if (turn > 0) { await_token(rows_token(p, s.pair, walk), 1u); return; }
-  if (walk == 1) await_token(strips_token(p, s.pair, 0), (u32)((s.n - 1) / STRIP_ROWS));
-  clear_rows(p, s.pair, true);
+// `turn` of turns 0 to `last` of a pair's walk.
+DEVICE_CALL void begin_second_walk(const Params& p, i32 pair, i32 walk, i32 turn, i32 last) {
+  if (turn > 0) { await_token(rows_token(p, pair, walk), 1u); return; }
+  if (walk == 1) await_token(strips_token(p, pair, 0), (u32)last);
+  clear_rows(p, pair, true);
   warp_barrier();
-  if (lane_index() == 0) store_release(rows_token(p, s.pair, walk), 1u);
+  if (lane_index() == 0) store_release(rows_token(p, pair, walk), 1u);
 }
 // The pair's scratch as the first fill had it.
-DEVICE void restore_scratch(const Params& p, i32 pair) {
+DEVICE_CALL void restore_scratch(const Params& p, i32 pair) {
   if (!p.scratch) return;
   clear_rows(p, pair, false);
   if (lane_index() < 4) p.tokens[(i64)pair * 4 + lane_index()] = ~0u;
 }
-DEVICE void end_second_walk(const Params& p, const Strip& s, i32 walk, i32 turn, bool last_walk) {
+DEVICE_CALL void end_second_walk(const Params& p, i32 pair, i32 walk, i32 turn, i32 last, bool last_walk) {
   warp_barrier();
-  u32* token = strips_token(p, s.pair, walk);
+  u32* token = strips_token(p, pair, walk);
   if (turn > 0) await_token(token, (u32)(turn - 1));
-  if (last_walk && turn == (s.n - 1) / STRIP_ROWS) restore_scratch(p, s.pair);
+  if (last_walk && turn == last) restore_scratch(p, pair);
   else if (lane_index() == 0) store_release(token, (u32)turn);
 }
 // No sample was flagged: the blocks share the clearing of everything.

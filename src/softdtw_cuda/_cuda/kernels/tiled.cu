@@ -478,16 +478,14 @@ struct DirectRows { element v[DIRECT_PER_THREAD]; };
 DEVICE DirectRows fetch_direct(const Features& f, i32 tile, i32 thread) {
   DirectRows block;
   UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
-    const u32 index = (u32)(thread + i * GROUP);
-    const i32 row = tile * 32 + (i32)(index / DIMS), k = (i32)(index % DIMS);
+    i32 index = thread + i * GROUP, row = tile * 32 + index / DIMS, k = index % DIMS;
     block.v[i] = f.rows[(i64)(row < f.count ? row : f.count - 1) * f.d + (k < f.d ? k : f.d - 1)];
   }
   return block;
 }
 DEVICE void stage_direct(float (*rows)[DIMS], const DirectRows& block, const Features& f, i32 thread) {
   UNROLL for (int i = 0; i < DIRECT_PER_THREAD; i++) {
-    const u32 index = (u32)(thread + i * GROUP);
-    const i32 k = (i32)(index % DIMS);
+    i32 index = thread + i * GROUP, k = index % DIMS;
     rows[index / DIMS][k] = k < f.d ? to_float(block.v[i]) : 0.0f;
   }
 }
@@ -1020,7 +1018,7 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 #define GY_TILES (DIMS < 64 ? DIMS / 16 : 4)     // and at a time, of which there are GY_PASSES
 #define GY_PASSES (DIMS / 16 / GY_TILES)
 #define TILES_AT_ONCE 2  // of gX: more than these there are no registers for beside its sums
-#if DIMS > 64 && !SPILLS_EASILY
+#if DIMS > 64 && INPUT == 0 && !SPILLS_EASILY
 #define HALVES_UNROLLED 2  // by which the compiler keeps fewer addresses
 #else
 #define HALVES_UNROLLED 1
@@ -1515,7 +1513,7 @@ DEVICE i32 own_lane() { return (i32)(thread_index_afresh() & 31u); }
 // This thread's number within its group.
 DEVICE i32 own_thread() {
   const u32 thread = thread_index_afresh();
-  return (i32)((u32)(MEMBERS >> ((thread >> 5) * 4u) & 15u) * 32u + (thread & 31u));
+  return (i32)((u32)(MEMBERS >> ((thread >> 5) * 4u) & 3u) * 32u + (thread & 31u));
 }
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
