@@ -1596,8 +1596,10 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     const float value = ((const float*)p.value)[s.pair];
     const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
     const i32 end = s.is_last ? final_step(s) : -1;
-    float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
-    UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0.0f;
+    // What each row's last cell sends on; to the left it is `left`, or with a band `left` times left_share. Products and
+    // sums are written as the instructions that they are: chosen by the compiler, they would differ from kernel to kernel.
+    float left[LANE_ROWS], left_share[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
+    UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = left_share[q] = diagonal[q] = pass[q] = 0.0f;
     i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
     bool wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
     RowWord ahead{};
@@ -1636,12 +1638,14 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
             if (lane == 31) passed = in8[k];
             LaneReals e;
             UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-              e.row[q] = left[q] + (q + 1 < LANE_ROWS ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed);
+              const float come = q + 1 < LANE_ROWS ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed;
+              e.row[q] = KEEP_LEFT ? multiply_add(left[q], left_share[q], come) : left[q] + come;
               if (decltype(with_end)::value && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
-              float up = e.row[q] * share.up[q], aslant = e.row[q] * share.diagonal[q];
-              left[q] = KEEP_LEFT ? e.row[q] * left8[k].row[q] : e.row[q] - up - aslant;
-              pass[q] = up + diagonal[q];
-              diagonal[q] = aslant;
+              const float without_up = multiply_add(-e.row[q], share.up[q], e.row[q]);
+              left[q] = KEEP_LEFT ? e.row[q] : multiply_add(-e.row[q], share.diagonal[q], without_up);
+              if (KEEP_LEFT) left_share[q] = left8[k].row[q];
+              pass[q] = multiply_add(e.row[q], share.up[q], diagonal[q]);
+              diagonal[q] = e.row[q] * share.diagonal[q];
             }
             *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
             if (lane == 0) shared.passed_out[eight + k] = pass[0];
