@@ -3,7 +3,7 @@
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
 which is usually over at once, and leaves the scratch all ones again for the backward. `fused_at_once` does
-forward and backward with one fill and one such launch.
+forward and backward with one such launch, which reduces the values as well.
 """
 
 from __future__ import annotations
