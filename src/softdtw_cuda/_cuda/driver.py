@@ -30,30 +30,24 @@ class _Loaded(NamedTuple):
 
 
 class Queue:
-    """torch's current stream of a device, current from `open` to `close`; one thread's own."""
+    """torch's current stream of a device, whose context is current until `close`."""
 
-    __slots__ = ("_argument", "_argument_at", "_gpu", "_has_context", "_here", "_index", "_stream")
+    __slots__ = ("_argument", "_argument_at", "_gpu", "_here", "_index", "_stream")
 
     def __init__(self, gpu: Gpu, index: int) -> None:
         self._gpu, self._index = gpu, index
-        self._here, self._stream = index, 0
-        self._has_context = False
-        self._argument = ctypes.c_void_p()  # a launch is given the address of the argument's address
-        self._argument_at = ctypes.addressof(self._argument)
-
-    def open(self) -> None:
-        """Makes the device current, and its current stream the one to launch on."""
-        index = self._index
-        self._here = torch._C._cuda_getDevice()
+        self._here: int = torch._C._cuda_getDevice()
         if self._here != index:
             torch._C._cuda_setDevice(index)
-        elif not self._has_context:
+        elif not getattr(gpu.threads, "has_context", False):
             # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
             from cuda.core import Device
 
             Device(index).set_current()
-            self._has_context = True
+            gpu.threads.has_context = True
         self._stream = torch._C._cuda_getCurrentRawStream(index)
+        self._argument = ctypes.c_void_p()  # a launch is given the address of the argument's address
+        self._argument_at = ctypes.addressof(self._argument)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
@@ -88,19 +82,12 @@ class Queue:
             torch._C._cuda_setDevice(self._here)
 
 
-class _Queues(threading.local):
-    """A thread's own, by device; kept because making one takes longer than opening it."""
-
-    def __init__(self) -> None:
-        self.of_device: dict[int, Queue] = {}
-
-
 class Gpu:
     """What the launcher needs of a GPU: memory, the current stream, kernels. Tests put an emulator here."""
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[str, str, int], _Loaded] = {}
-        self._queues = _Queues()
+        self.threads = threading.local()
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
@@ -124,12 +111,7 @@ class Gpu:
         """torch's current stream of `device`, to be closed when the launches are made."""
         if self.launch_kernel is None:
             self._open_driver()
-        queues = self._queues.of_device
-        queue = queues.get(device.index)
-        if queue is None:
-            queue = queues[device.index] = Queue(self, device.index)
-        queue.open()
-        return queue
+        return Queue(self, device.index)
 
     def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
