@@ -15,7 +15,7 @@ import torch
 
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
-from softdtw_cuda._cuda.config import BACKWARD, FORWARD, REDO, Kernel
+from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
 BINARY = bytes(range(256)) * 40
@@ -237,6 +237,24 @@ class TestAhead:
         needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, REDO)}
         assert set(begun) == needed
         assert len(begun) == 4, "each once"
+
+    def test_small_pairs(self, begun: list[tuple[Kernel, str]]) -> None:
+        gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
+        assert gpu._binary(KERNEL, AT_ONCE, "sm_90", save=True) == b"tiled at_once sm_90"
+        assert gpu._binary(KERNEL, FORWARD, "sm_90", save=False) == b"tiled forward sm_90"
+        assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
+        assert gpu._binary(companion, REDO, "sm_90", save=True) == b"inline redo sm_90"
+        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"inline forward sm_90"
+        needed = {(KERNEL, AT_ONCE), (KERNEL, FORWARD), (KERNEL, BACKWARD)}
+        assert set(begun) == needed | {(companion, FORWARD), (companion, REDO)}
+        assert len(begun) == 5, "each once"
+
+    def test_what_is_loaded_is_not_compiled_again(self, begun: list[tuple[Kernel, str]]) -> None:
+        gpu = driver.Gpu()
+        gpu.loaded[KERNEL.tag, FORWARD, 1] = driver._Loaded(None, 0, 0, 0)
+        gpu._binary(KERNEL, AT_ONCE, "sm_90", True, 1)
+        assert (KERNEL, AT_ONCE) in begun
+        assert (KERNEL, FORWARD) not in begun
 
     def test_a_forward_alone(self, begun: list[tuple[Kernel, str]]) -> None:
         driver.Gpu()._binary(KERNEL, FORWARD, "sm_90", save=False)

@@ -131,6 +131,36 @@ def test_capture_and_replay(d: int) -> None:
         assert_same(measured, value_and_gradients(x, y))
 
 
+@pytest.mark.parametrize("d", [1, 8, 32])
+def test_capture_and_replay_of_small_pairs(d: int) -> None:
+    """After a training step a graph of another, and of a call without gradients, can be captured."""
+    x, y = series(8, 60, d).requires_grad_(), series(8, 50, d, 1)
+    loss = softdtw_cuda.SoftDTW(gamma=0.5, reduction="mean")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(loss(x, y), x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mean = loss(x, y)
+        (gradient,) = torch.autograd.grad(mean, x)
+        with torch.no_grad():
+            value = softdtw(x, y, gamma=0.5)
+    for factor in (1.0, 1e5):  # the second time one sample is walked again
+        with torch.no_grad():
+            x.copy_(series(8, 60, d, 7))
+            x[3] *= factor
+        graph.replay()
+        measured = mean.detach().clone(), gradient.clone(), value.clone()
+        fresh = x.detach().requires_grad_()
+        expected = loss(fresh, y)
+        gradients = torch.autograd.grad(expected, fresh)
+        assert_same(measured, (expected.detach(), *gradients, softdtw(fresh, y, gamma=0.5).detach()))
+        torch.testing.assert_close(measured[0], value.double().mean().float(), rtol=1.2e-7, atol=0)
+
+
 def test_replay_of_samples_beyond_the_narrow_range() -> None:
     """Whether a sample is walked again is decided on the GPU, so a graph captured with tame data does it."""
     x, y = series(4, 150, 5), series(4, 140, 5, 1)

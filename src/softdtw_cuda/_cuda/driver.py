@@ -16,8 +16,12 @@ from torch import Tensor
 
 from . import config
 from .compile import binary_of
-from .config import BACKWARD, FORWARD, REDO, Kernel
+from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
 from .params import Params
+
+_LOADED_WITH = {REDO: (FORWARD,), AT_ONCE: (FORWARD, BACKWARD)}
+"""Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
+loaded."""
 
 
 class _Loaded(NamedTuple):
@@ -116,8 +120,7 @@ class Gpu:
     def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
 
-        `save` says of a forward that a backward will follow it. Where a backward is redone, a forward without
-        gradients will be: that part is loaded too, since in the capture of a graph it could not be.
+        `save` says of a forward that a backward will follow it.
         """
         with self._loading:
             found = self.loaded.get((kernel.tag, part, index))
@@ -127,7 +130,7 @@ class Gpu:
             from cuda.core import Device, ObjectCode
 
             properties = torch.cuda.get_device_properties(index)
-            binary = self._binary(kernel, part, f"sm_{properties.major}{properties.minor}", save)
+            binary = self._binary(kernel, part, f"sm_{properties.major}{properties.minor}", save, index)
             shared = kernel.shared(part)
             with torch.cuda.device(index):
                 torch.cuda.current_stream(index).query()  # torch's context is the one to load into
@@ -142,20 +145,24 @@ class Gpu:
                         f"{properties.name} does not give: {status}"
                     )
             made = _Loaded(module, int(handle), kernel.threads(part), shared)
-            if part == REDO:
-                self.load(kernel, FORWARD, index, save=False)
+            for other in _LOADED_WITH.get(part, ()):
+                self.load(kernel, other, index, save=False)
             self.loaded[kernel.tag, part, index] = made
             return made
 
-    def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool) -> bytes:
+    def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool, index: int = 0) -> bytes:
         """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
         companion = config.wide_companion(kernel)
-        needed = [(kernel, part)]
-        if part == FORWARD and save:
-            needed.append((kernel, BACKWARD))
+        parts = [part]
+        if part == AT_ONCE:
+            parts += _LOADED_WITH[part]
+        elif part == FORWARD and save:
+            parts.append(BACKWARD)
+        needed = [(kernel, of) for of in parts]
         if companion != kernel:
-            needed += [(companion, of if of == FORWARD else REDO) for _, of in needed]
-        new = [(*each, architecture) for each in needed if (*each, architecture) not in self._compiling]
+            needed += [(companion, of if of == FORWARD else REDO) for of in parts]
+        missing = [(of, its) for of, its in dict.fromkeys(needed) if (of.tag, its, index) not in self.loaded]
+        new = [(*each, architecture) for each in missing if (*each, architecture) not in self._compiling]
         if new:
             pool = ThreadPoolExecutor(len(new))
             self._compiling |= {each: pool.submit(binary_of, *each) for each in new}

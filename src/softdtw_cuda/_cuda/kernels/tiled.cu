@@ -40,6 +40,7 @@
 #define GROUP 128  // threads of a helper group
 #define COST_BARRIER 1
 #define GRAD_BARRIER 2
+#define FORWARD_COST_BARRIER 3  // where both passes are in one launch, with other warps for this in each
 
 static_assert(LANE_ROWS == 1 || CHECKPOINT > 32, "the ring of costs would be too short");
 
@@ -550,6 +551,7 @@ struct CostMaker {
 #else
   element next[STRIP_ROWS / 4];  // costs of the next tile: rows warp, warp + 4, ...
 #endif
+  u32 barrier;  // of the group
   bool bad;
 };
 
@@ -576,8 +578,9 @@ DEVICE void load_x_fragments(CostMaker& maker, const PlaneRow* x, i32 thread) {
 #endif
 #endif
 
-DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, i32 first, i32 thread) {
+DEVICE CostMaker open_costs(const Params& p, const Strip& s, const Frame& frame, u32 barrier, i32 first, i32 thread) {
   CostMaker maker;
+  maker.barrier = barrier;
   maker.bad = false;
 #if MODE == 3
 #if KEEP_X
@@ -663,7 +666,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   Features y = features_y(p, s);
   stage_direct(shared.y, maker.next, y, thread);
   if (following >= 0) maker.next = fetch_direct(y, following, thread);
-  group_barrier(COST_BARRIER, GROUP);
+  group_barrier(maker.barrier, GROUP);
   const float scale = (float)p.scale;
   UNROLL_BY(2) for (int c = 0; c < 8; c++) {
     i32 column = warp * 8 + c;
@@ -708,7 +711,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     y_planes = shared.y[slice & 1];
     if (!has_centres(slice)) {
       set_centre(shared.centre, p, s, slice, thread);
-      group_barrier(COST_BARRIER, GROUP);
+      group_barrier(maker.barrier, GROUP);
       centre = shared.centre;
     }
     const Quad shift = shift_of(centre, frame_factor, thread);
@@ -718,7 +721,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     if (last && following >= 0) maker.next_rows = pointers_to(frame.y, following * 32, thread);
     maker.own = fetch_x(maker.own_rows, last ? 0 : slice + 1, p.d, thread);
     maker.next = fetch_slice(maker.next_rows, last ? 0 : slice + 1, p.d, thread);
-    group_barrier(COST_BARRIER, GROUP);
+    group_barrier(maker.barrier, GROUP);
     UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {  // one at a time, for want of registers
       float product[2][4], cross[2][4];
       UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
@@ -737,7 +740,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   Squares squares{shared.y_squares};
   maker.bad |= stage_rows(y_planes, 32, maker.next, p.d, shift_of(frame.centre, frame_factor, thread), frame_factor, &squares, 0, thread);
   if (following >= 0) maker.next = fetch_rows(frame.y, following * 32, thread);
-  group_barrier(COST_BARRIER, GROUP);
+  group_barrier(maker.barrier, GROUP);
 #if KEEP_X
   UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) {
     const u32 (&x)[PLANES][4] = maker.x[k_step];
@@ -829,7 +832,7 @@ template <int THREADS, bool ALONE> DEVICE void forward_pass(const Params& p, For
   }
   if (warp > 0) {  // the cost makers
     const i32 thread = (i32)thread_index() - 32;
-    CostMaker maker = open_costs(p, s, shared.frame, begin, thread);
+    CostMaker maker = open_costs(p, s, shared.frame, ALONE ? FORWARD_COST_BARRIER : COST_BARRIER, begin, thread);
     for (i32 chunk = begin - 1; chunk <= finish; chunk++) {
       const i32 tile = chunk + 1;
       if (tile <= tiles_end)
@@ -1665,7 +1668,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     const i32 thread = own_thread();
     // The slots before the first, in which the others wait, make what recompute will find there.
     const StripOfCosts s = course.strip;
-    CostMaker maker = open_costs(p, s, shared.frame, last_tile(s), thread);
+    CostMaker maker = open_costs(p, s, shared.frame, COST_BARRIER, last_tile(s), thread);
     // In slot t the tile is course.needed - 1 - t.
     for (i32 tile = last_tile(s) >= course.needed ? last_tile(s) : course.needed; tile >= course.needed - course.slots; tile--) {
       if (touches(course.strip, tile))
