@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import assert_gradient_within_budget, assert_within_float64, relative
+from oracle import assert_within_float64, relative
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_cdist, softdtw_divergence
@@ -17,7 +17,7 @@ F64 = torch.float64
 
 def value_and_gradients(x: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
-    value = softdtw(x, y, **{"dist": "cosine", **options})
+    value = softdtw(x, y, dist="cosine", **options)
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype, device=value.device)
     return value.detach(), *torch.autograd.grad(value, (x, y), weights)
 
@@ -62,26 +62,16 @@ def test_the_same_as_by_the_cost_matrix(device: str, d: int, options: dict[str, 
     assert (expected[1][:, 7] == 0).all()
 
 
-def with_rounded_costs(x: Tensor, y: Tensor) -> Tensor:
-    """float64 costs that were float32 once; the gradient is that of the exact ones."""
-    cost = cosine(x, y)
-    return cost + (cost.float().double() - cost).detach()
-
-
 @pytest.mark.parametrize("gamma", [0.001, 0.1, 10.0])
 @pytest.mark.parametrize("d", [3, 14, 64, 200])
 def test_float32_against_float64(device: str, d: int, gamma: float) -> None:
     # Drawn on the CPU: the same numbers for every device.
     x = series(2, 150, d, dtype=torch.float32, zeros=(11,)) + 0.5
     y = series(2, 170, d, dtype=torch.float32) * 1000
-    value, *gradients = value_and_gradients(x.to(device), y.to(device), gamma=gamma, fused=True)
-    expected, *exact = value_and_gradients(x.double(), y.double(), gamma=gamma, fused=False)
-    _, *blurred = value_and_gradients(x.double(), y.double(), gamma=gamma, dist=with_rounded_costs)
-    assert relative(value, expected) <= 1e-6
-    rounding = max(relative(ours, truth) for ours, truth in zip(blurred, exact, strict=True))
-    assert rounding < 1e-5
-    for ours, truth in zip(gradients, exact, strict=True):
-        assert_gradient_within_budget(ours, truth, rounding)
+    measured = value_and_gradients(x.to(device), y.to(device), gamma=gamma, fused=True)
+    expected = value_and_gradients(x.double(), y.double(), gamma=gamma, fused=False)
+    for ours, truth, limit in zip(measured, expected, (1e-6, 1e-5, 1e-5), strict=True):
+        assert relative(ours, truth) <= limit
 
 
 def test_padding_changes_nothing(device: str) -> None:
