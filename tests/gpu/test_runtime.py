@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -356,8 +357,7 @@ def test_host_time_of_a_call() -> None:
     rounds = [[float(number) for number in line.split()] for line in run_python(HOST_TIME).splitlines()]
     for call, step, _, torchs_own in rounds:
         print(f"call {call:.0f} us, with backward() {step:.0f} us; torch's x.sum() {torchs_own:.0f} us")
-    # Others may be at work on the same machine, so the quietest round counts.
-    assert min(step for _, step, *_ in rounds) <= 150
+    assert statistics.median(step for _, step, *_ in rounds) <= 150
 
 
 @pytest.mark.parametrize("d", [1, 8, 64, 128, 130, 256])
