@@ -238,6 +238,27 @@ class TestFunc:
         expected = softdtw_alignment(cost=cost) * weights.view(2, 1, 1)
         torch.testing.assert_close(pull_back(weights)[0], expected)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_tensor_kept_beyond_its_transform(self, device: str, dtype: torch.dtype) -> None:
+        plain, y = inputs(device, dtype)
+        kept = []
+
+        def keeps(x: torch.Tensor) -> torch.Tensor:
+            kept.append(x * 1)
+            return x.sum()
+
+        torch.func.grad(keeps)(plain.detach())
+        for call in (softdtw, lambda x, y: softdtw_from_cost(x @ y.mT)):
+            expected = call(plain.detach(), y)
+            value = call(kept[0], y)
+            (expected_grad,) = torch.autograd.grad(expected.sum(), y)
+            (grad,) = torch.autograd.grad(value.sum(), y)
+            torch.testing.assert_close(value, expected, rtol=0, atol=0)
+            torch.testing.assert_close(grad, expected_grad, rtol=0, atol=0)
+            with torch.no_grad():
+                torch.testing.assert_close(call(kept[0], y), expected, rtol=0, atol=0)
+        torch.testing.assert_close(softdtw_from_cost(kept[0]), softdtw_from_cost(plain), rtol=0, atol=0)
+
 
 class TestDeterminism:
     SHAPES = ((5, 200, 190, 3), (1, 700, 650, 2), (33, 40, 30, 20))

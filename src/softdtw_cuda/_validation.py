@@ -157,7 +157,8 @@ def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, T
             f"shapes {tuple(x.shape)} and {tuple(y.shape)}; add a missing feature axis with x.unsqueeze(-1), "
             "a missing batch axis with x.unsqueeze(0)."
         )
-    if x.dtype not in _FLOATS or y.dtype not in _FLOATS:
+    x_dtype, y_dtype = x.dtype, y.dtype
+    if x_dtype not in _FLOATS or y_dtype not in _FLOATS:
         _check_float_tensor("x", x)
         _check_float_tensor("y", y)
     if x.device != y.device:
@@ -165,11 +166,11 @@ def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, T
             f"x is on {x.device} and y on {y.device}, expected one device for both; move one with "
             "y.to(x.device)."
         )
-    if x.dtype != y.dtype:
+    if x_dtype is not y_dtype:
         pair = _autocast_pair(x, y)
         if pair is None:
             raise TypeError(
-                f"x has dtype {x.dtype} and y {y.dtype}, expected one dtype for both; convert one with "
+                f"x has dtype {x_dtype} and y {y_dtype}, expected one dtype for both; convert one with "
                 "y.to(x.dtype)."
             )
         x, y = pair

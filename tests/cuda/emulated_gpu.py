@@ -72,6 +72,12 @@ class EmulatedGpu:
     def empty_like(self, tensor: Tensor) -> Tensor:
         return self.empty(tensor.shape, tensor.dtype, tensor.device)
 
+    def new_scratch(self, tensor: Tensor, count: int) -> Tensor:
+        return self.empty(count * tensor.element_size(), torch.uint8, tensor.device)
+
+    def new_number(self, tensor: Tensor) -> Tensor:
+        return self.empty((), tensor.dtype, tensor.device)
+
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         made = self.empty(shape, dtype, device)
         return made.zero_()

@@ -22,6 +22,7 @@ from .params import Params
 _LOADED_WITH = {REDO: (FORWARD,), AT_ONCE: (FORWARD, BACKWARD)}
 """Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
 loaded."""
+_MOST_LAUNCHES_KEPT = 1024
 
 
 class _Loaded(NamedTuple):
@@ -33,25 +34,48 @@ class _Loaded(NamedTuple):
     shared: int
 
 
+class _LaunchConfig(ctypes.Structure):
+    """The driver's `CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class _Launch(NamedTuple):
+    """A launch but for its argument; `config` keeps what lies at `config_at` alive."""
+
+    config: _LaunchConfig
+    config_at: int
+    handle: int
+
+
+_LaunchKey = tuple[str, str, int, int, int]
+"""A kernel's tag and part, how many blocks, device and stream."""
+
+
 class Queue:
     """torch's current stream of a device, whose context is current until `close`."""
 
-    __slots__ = ("_argument", "_argument_at", "_gpu", "_here", "_index", "_stream")
+    __slots__ = ("_gpu", "_here", "_index", "_stream")
 
     def __init__(self, gpu: Gpu, index: int) -> None:
         self._gpu, self._index = gpu, index
         self._here: int = torch._C._cuda_getDevice()
         if self._here != index:
             torch._C._cuda_setDevice(index)
-        elif not getattr(gpu.threads, "has_context", False):
+        elif not hasattr(gpu.threads, "has_context"):
             # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
             from cuda.core import Device
 
             Device(index).set_current()
             gpu.threads.has_context = True
-        self._stream = torch._C._cuda_getCurrentRawStream(index)
-        self._argument = ctypes.c_void_p()  # a launch is given the address of the argument's address
-        self._argument_at = ctypes.addressof(self._argument)
+        self._stream: int = torch._C._cuda_getCurrentRawStream(index)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
@@ -59,21 +83,29 @@ class Queue:
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
+        params.blocks = blocks
+        key = kernel.tag, part, blocks, self._index, self._stream
+        launch = self._gpu.launches.get(key)
+        if launch is None:
+            launch = self._prepare(kernel, part, blocks, bool(params.save))
+            self._gpu.keep(key, launch)
+        _, config_at, handle = launch
+        arguments = ctypes.c_void_p(ctypes.addressof(params))
+        status = self._gpu.launch_kernel(config_at, handle, ctypes.addressof(arguments), None)
+        if status:
+            self._check(status)
+
+    def _prepare(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
         loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
         if loaded is None:
             try:
-                loaded = self._gpu.load(kernel, part, self._index, bool(params.save))
+                loaded = self._gpu.load(kernel, part, self._index, save)
             except BaseException:
                 self.close()
                 raise
-        params.blocks = blocks
-        self._argument.value = ctypes.addressof(params)
-        _, handle, threads, shared = loaded
-        self._check(
-            self._gpu.launch_kernel(
-                handle, blocks, 1, 1, threads, 1, 1, shared, self._stream, self._argument_at, None
-            )
-        )
+        grid, block = (blocks, 1, 1), (loaded.threads, 1, 1)
+        config = _LaunchConfig(grid, block, loaded.shared, self._stream, None, 0)
+        return _Launch(config, ctypes.addressof(config), loaded.handle)
 
     def _check(self, status: int) -> None:
         if status:
@@ -92,6 +124,7 @@ class Gpu:
     def __init__(self) -> None:
         self.loaded: dict[tuple[str, str, int], _Loaded] = {}
         self.threads = threading.local()
+        self.launches: dict[_LaunchKey, _Launch] = {}
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
@@ -107,6 +140,14 @@ class Gpu:
             return torch.empty_like(tensor)
         return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
+    def new_scratch(self, tensor: Tensor, count: int) -> Tensor:
+        """Memory for `count` numbers of the tensor's type; quicker than naming type and device."""
+        return tensor.new_empty(count)
+
+    def new_number(self, tensor: Tensor) -> Tensor:
+        """A scalar like the tensor; with strides for torch to parse, which is quicker than without."""
+        return tensor.new_empty_strided((), ())
+
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The same, cleared."""
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -116,6 +157,12 @@ class Gpu:
         if self.launch_kernel is None:
             self._open_driver()
         return Queue(self, device.index)
+
+    def keep(self, key: _LaunchKey, launch: _Launch) -> None:
+        """For the next call like this one."""
+        if len(self.launches) >= _MOST_LAUNCHES_KEPT:
+            self.launches.clear()
+        self.launches[key] = launch
 
     def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
@@ -178,8 +225,8 @@ class Gpu:
                 f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
             ) from error
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        launch = library.cuLaunchKernel
-        launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        launch = library.cuLaunchKernelEx
+        launch.argtypes = [ctypes.c_void_p] * 4
         set_words = library.cuMemsetD32Async
         set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
         self.set_words, self.launch_kernel = set_words, launch

@@ -20,7 +20,7 @@ from .._reference import value_dtype
 from . import config
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
 from .driver import Gpu
-from .params import Params
+from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
@@ -103,27 +103,55 @@ def _fused_call(
     return _call(plan, batch, n, m, d, gamma, bandwidth, save)
 
 
-class _Inputs(NamedTuple):
-    """Addresses, and elements from one sample to the next; y is 0 for a cost matrix."""
+_Inputs = tuple[int, int, int, int, int, int]
+"""Addresses of x, y, x_lengths and y_lengths, then elements from one sample of x, and of y, to the next.
 
-    x: int
-    x_stride: int
-    y: int
-    y_stride: int
-    x_lengths: int
-    y_lengths: int
+y is 0 for a cost matrix."""
 
 
-def _params(call: _Call, inputs: _Inputs, base: int) -> Params:
+def _params(
+    call: _Call,
+    template: bytes,
+    inputs: _Inputs,
+    base: int,
+    value: int,
+    total: int = 0,
+    grad: int = 0,
+    grad_x: int = 0,
+    grad_y: int = 0,
+) -> Params:
     """For the main kernel, on the buffer at `base`, whose front is its scratch."""
-    p = Params.from_buffer_copy(call.params)
+    p = Params.from_buffer_copy(template)
     layout = call.layout
-    p.x, p.x_stride, p.y, p.y_stride, p.x_lengths, p.y_lengths = inputs
-    p.states = base + layout.pairs
-    p.bounds = base + layout.pairs + call.bounds
-    p.health = base + layout.health
-    p.more_rows = base + layout.more_rows
-    _set_scratch(p, layout, base)
+    x, y, x_lengths, y_lengths, x_stride, y_stride = inputs
+    states = base + layout.pairs
+    set_addresses(
+        p,
+        0,
+        x,
+        y,
+        x_lengths,
+        y_lengths,
+        grad,
+        value,
+        total,
+        grad_x,
+        grad_y,
+        grad_x,  # sum_x
+        grad_y,  # sum_y
+        states,
+        states + call.bounds,
+        0,  # scratch
+        base + layout.rows,
+        base + layout.more_rows,
+        base,  # tickets
+        base + 4,  # other_tickets
+        base + layout.health,
+        base + layout.tokens,
+        base + layout.turns,
+        x_stride,
+        y_stride,
+    )
     return p
 
 
@@ -154,25 +182,26 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _batch_stride(tensor: Tensor) -> int:
-    return 0 if tensor.shape[0] == 1 else tensor.stride()[0]
-
-
-def _inputs_of(x: Tensor, y: Tensor | None, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
-    return _Inputs(
+def _inputs_of(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
+    return (
         x.data_ptr(),
-        _batch_stride(x),
-        0 if y is None else y.data_ptr(),
-        0 if y is None else _batch_stride(y),
+        y.data_ptr(),
         0 if x_lengths is None else x_lengths.data_ptr(),
         0 if y_lengths is None else y_lengths.data_ptr(),
+        0 if x.shape[0] == 1 else x.stride()[0],
+        0 if y.shape[0] == 1 else y.stride()[0],
     )
+
+
+def _cost_inputs(cost: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
+    address, _, rows, columns, stride, _ = _inputs_of(cost, cost, x_lengths, y_lengths)
+    return address, 0, rows, columns, stride, 0
 
 
 def _aligned(inputs: _Inputs, element_size: int) -> bool:
     """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
-    strides = (inputs.x_stride | inputs.y_stride) * element_size
-    return (inputs.x | inputs.y | strides) % 16 == 0
+    x, y, _, _, x_stride, y_stride = inputs
+    return not (x | y | (x_stride | y_stride) * element_size) % 16
 
 
 def _forward(
@@ -182,8 +211,8 @@ def _forward(
     value = gpu.empty(batch, dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
-    p = _params(call, inputs, base)
-    p.value, p.save = value.data_ptr(), save
+    p = _params(call, call.params, inputs, base, value.data_ptr())
+    p.save = save
     queue = gpu.queue(device)
     queue.fill_with_ones(base, call.layout.filled)
     queue.run(plan.main, FORWARD, p, call.blocks)
@@ -209,19 +238,24 @@ def _backward(
     plan, device = call.plan, value.device
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
-    base = state.data_ptr()
-    p = _params(call, inputs, base)
-    p.grad, p.grad_stride, p.value = grad.data_ptr(), grad.stride(0), value.data_ptr()
-    p.turns = base + call.layout.turns
+    p = _params(
+        call,
+        call.params,
+        inputs,
+        state.data_ptr(),
+        value.data_ptr(),
+        grad=grad.data_ptr(),
+        grad_x=0 if grad_x is None else grad_x.data_ptr(),
+        grad_y=0 if grad_y is None else grad_y.data_ptr(),
+    )
+    p.grad_stride = grad.stride(0)
     sums = []
     if grad_x is not None:
-        p.grad_x = p.sum_x = grad_x.data_ptr()
         p.grad_x_wide = grad_x.dtype == torch.float32
-        if grad_x.element_size() == 2 and inputs.y:
+        if grad_x.element_size() == 2 and p.y:
             sums.append(gpu.empty(grad_x.shape, torch.float32, device))
             p.sum_x = sums[-1].data_ptr()
     if grad_y is not None:
-        p.grad_y = p.sum_y = grad_y.data_ptr()
         p.grad_y_wide = grad_y.dtype == torch.float32
         if grad_y.element_size() == 2:
             sums.append(gpu.empty(grad_y.shape, torch.float32, device))
@@ -233,60 +267,8 @@ def _backward(
         p.save = 1
         queue.run(plan.redo, REDO, p, call.redo_blocks)
     else:
-        queue.fill_with_ones(base, call.layout.scratch)
+        queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
     queue.close()
-
-
-def _forward_and_backward(
-    call: _Call,
-    inputs: _Inputs,
-    batch: int,
-    reduction: Reduction,
-    grad_x: Tensor | None,
-    grad_y: Tensor | None,
-    device: torch.device,
-) -> Tensor:
-    """The values, or what they are reduced to; gradients of that are left in grad_x and grad_y.
-
-    Pairs of one strip take one launch for both passes, which also prepares the next one's scratch. Otherwise
-    the backward's scratch lies before the forward's, so that one fill prepares both.
-    """
-    plan, layout = call.plan, call.layout
-    second = 0 if call.alone else layout.pairs
-    few = batch <= _MOST_PAIRS_FOR_A_WARP
-    in_kernel = few and plan.redo is not None and reduction != "none"
-    size = second + layout.total
-    buffer = gpu.empty(size + 4 * batch if in_kernel else size, torch.uint8, device)
-    result = gpu.empty(() if in_kernel else batch, torch.float32, device)
-    start = buffer.data_ptr()
-    p = _params(call, inputs, start + second)
-    p.save = 1
-    p.weight = 1.0 / batch if reduction == "mean" else 1.0
-    if in_kernel:
-        p.value, p.total = start + size, result.data_ptr()
-    else:
-        p.value = result.data_ptr()
-    if grad_x is not None:
-        p.grad_x = p.sum_x = grad_x.data_ptr()
-    if grad_y is not None:
-        p.grad_y = p.sum_y = grad_y.data_ptr()
-    p.turns = start + layout.turns
-    queue = gpu.queue(device)
-    if call.alone and few:
-        p.scan = 1
-    else:
-        queue.fill_with_ones(start, second + layout.filled)
-    if call.alone:
-        queue.run(plan.main, AT_ONCE, p, batch)
-    else:
-        queue.run(plan.main, FORWARD, p, call.blocks)
-        _set_scratch(p, layout, start)
-        queue.run(plan.main, BACKWARD, p, call.blocks)
-    if plan.redo is not None:
-        _turn_to_redo(p, call, restore=False)
-        queue.run(plan.redo, REDO, p, call.redo_blocks)
-    queue.close()
-    return result if in_kernel else reduced(result, reduction)
 
 
 def fused_forward(
@@ -338,18 +320,91 @@ def fused_backward(
     return grad_x, grad_y
 
 
+class _AtOnce(NamedTuple):
+    """A call of `fused_at_once`; its `params` go to every launch of it.
+
+    Pairs of one strip take one launch for both passes. For others the backward's scratch lies before the
+    buffer that begins at `second`, so that one fill prepares both. Few values are reduced by the last launch,
+    from the end of the buffer, and a launch for both passes then prepares the last one's scratch, too.
+    """
+
+    call: _Call
+    params: bytes
+    second: int
+    filled: int
+    values: int
+    floats: int
+
+
+@functools.lru_cache(maxsize=256)
+def _at_once(
+    batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, aligned: bool, reduction: Reduction
+) -> _AtOnce:
+    call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, aligned, True)
+    layout = call.layout
+    second = 0 if call.alone else layout.pairs
+    few = batch <= _MOST_PAIRS_FOR_A_WARP
+    in_kernel = few and call.plan.redo is not None and reduction != "none"
+    values = second + layout.total
+    p = Params.from_buffer_copy(call.params)
+    p.save = 1
+    p.weight = 1.0 / batch if reduction == "mean" else 1.0
+    p.scan = call.alone and few
+    return _AtOnce(
+        call=call,
+        params=bytes(p),
+        second=second,
+        filled=0 if p.scan else second + layout.filled,
+        values=values if in_kernel else 0,
+        floats=values // 4 + batch if in_kernel else values // 4,
+    )
+
+
 def fused_at_once(
     x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, need_x: bool, need_y: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
-    x, y = _rows_contiguous(x), _rows_contiguous(y)
     (batch, n, d), m = x.shape, y.shape[1]
-    inputs = _inputs_of(x, y, None, None)
-    call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, _aligned(inputs, 4), True)
+    if x.is_contiguous() and y.is_contiguous():
+        inputs = x.data_ptr(), y.data_ptr(), 0, 0, n * d, m * d
+    else:
+        x, y = _rows_contiguous(x), _rows_contiguous(y)
+        inputs = _inputs_of(x, y, None, None)
+    call, params, second, filled, values, floats = _at_once(
+        batch, n, m, d, gamma, bandwidth, _aligned(inputs, 4), reduction
+    )
     grad_x = gpu.empty_like(x) if need_x else None
     grad_y = gpu.empty_like(y) if need_y else None
-    result = _forward_and_backward(call, inputs, batch, reduction, grad_x, grad_y, x.device)
-    return result, grad_x, grad_y
+    buffer = gpu.new_scratch(x, floats)
+    result = gpu.new_number(x) if values else gpu.empty(batch, torch.float32, x.device)
+    start, result_at = buffer.data_ptr(), result.data_ptr()
+    p = _params(
+        call,
+        params,
+        inputs,
+        start + second,
+        start + values if values else result_at,
+        result_at if values else 0,
+        0,
+        0 if grad_x is None else grad_x.data_ptr(),
+        0 if grad_y is None else grad_y.data_ptr(),
+    )
+    plan = call.plan
+    queue = gpu.queue(x.device)
+    if filled:
+        queue.fill_with_ones(start, filled)
+    if call.alone:
+        queue.run(plan.main, AT_ONCE, p, batch)
+    else:
+        p.turns = start + call.layout.turns
+        queue.run(plan.main, FORWARD, p, call.blocks)
+        _set_scratch(p, call.layout, start)
+        queue.run(plan.main, BACKWARD, p, call.blocks)
+    if plan.redo is not None:
+        _turn_to_redo(p, call, restore=False)
+        queue.run(plan.redo, REDO, p, call.redo_blocks)
+    queue.close()
+    return result if values else reduced(result, reduction), grad_x, grad_y
 
 
 def cost_forward(
@@ -364,7 +419,7 @@ def cost_forward(
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
     call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, save)
-    inputs = _inputs_of(cost, None, x_lengths, y_lengths)
+    inputs = _cost_inputs(cost, x_lengths, y_lengths)
     return _forward(call, inputs, batch, save, value_dtype(cost.dtype), cost.device)
 
 
@@ -382,7 +437,7 @@ def cost_backward(
     cost = _rows_contiguous(cost)
     batch, n, m = cost.shape
     call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, True)
-    inputs = _inputs_of(cost, None, x_lengths, y_lengths)
+    inputs = _cost_inputs(cost, x_lengths, y_lengths)
     # Cells that no kernel visits, outside the band or in the padding, are zeros.
     gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
     _backward(call, inputs, grad, value, state, gradient, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 _POINTERS = (
     *("x", "y", "x_lengths", "y_lengths", "grad", "value", "total", "grad_x", "grad_y", "sum_x", "sum_y"),
@@ -36,3 +37,9 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_double) for name in _DOUBLES),
         *((name, ctypes.c_int32) for name in _INTS),
     )
+
+
+set_addresses = struct.Struct(f"{len(_POINTERS)}P2q").pack_into
+"""Sets all pointers, x_stride and y_stride of Params (first argument) from its start (0) on.
+
+Quicker than one by one."""
