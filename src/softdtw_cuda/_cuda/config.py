@@ -237,7 +237,7 @@ def _backward_shared(k: Kernel) -> int:
         size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
     else:
         size += k.strip_rows * 4 + 16
-    return _padded(size + 32 * 8 + 64 * 4 + 64)
+    return _padded(size + 32 * 8 + 64 * 4 + 128)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,9 +251,9 @@ class Plan:
     redo: Kernel | None
 
     def row_bytes(self, n: int, m: int) -> int:
-        """Of one hand-off row: none where every pair is one strip."""
+        """Of one hand-off row, and what its strips tell each other: none where every pair is one strip."""
         several = self.main.strips(n) > 1 or (self.redo is not None and self.redo.strips(n) > 1)
-        return m * ROW_WORD if several else 0
+        return (m + 2 * self.main.strips(n)) * ROW_WORD if several else 0
 
     def more_row(self, n: int, m: int, bandwidth: int, save: bool) -> int:
         """Where in a pair's part the second row of a second walk begins."""
@@ -427,6 +427,23 @@ def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool
         pair_bytes=pair_bytes,
         total=pairs + batch * pair_bytes,
     )
+
+
+AT_THE_END = 2**30
+"""A lead that no strip has: all begin at their last column."""
+
+
+def lead_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
+    """A strip of the backward begins where the one so many before it in the walk found mass.
+
+    The fewer, the less is done for nothing; the more, the longer a strip can prepare for what is on its way,
+    which counts while there is room for more blocks than have work.
+    """
+    if kernel.source == "tiled":
+        return 1 if batch >= device.processors else 2
+    # One warp prepares nothing meanwhile: it waits for mass, or walks, as long as it takes, to where that is.
+    strips = kernel.strips(n)
+    return 1 if strips > 2 and batch * strips >= 4 * device.processors else AT_THE_END
 
 
 def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:

@@ -68,6 +68,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
+    p.lead = config.lead_of(plan.main, batch, n, config.weakest_device())
     p.scale = _LOG2_E / gamma
     p.unscale = gamma * _LN_2
     p.pair_bytes = layout.pair_bytes

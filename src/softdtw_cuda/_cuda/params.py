@@ -24,7 +24,7 @@ _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "
 _DOUBLES = ("scale", "unscale", "weight")
 _INTS = (
     *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
-    *("redo", "scan", "blocks", "save", "grad_x_wide", "grad_y_wide"),
+    *("lead", "redo", "scan", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 

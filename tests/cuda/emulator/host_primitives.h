@@ -147,6 +147,13 @@ DEVICE bool any_lane(bool v, EMULATOR_SITE) {
     any |= emulator::shuffle(any, lane_index() ^ mask, emulator::Operation::any_lane, file, line);
   return any != 0;
 }
+DEVICE u32 lanes_where(bool v, EMULATOR_SITE) {
+  u32 bits = (u32)v << lane_index();
+  for (u32 mask = 16; mask > 0; mask /= 2)
+    bits |= emulator::shuffle(bits, lane_index() ^ mask, emulator::Operation::any_lane, file, line);
+  return bits;
+}
+DEVICE i32 highest_bit(u32 v) { return 31 - __builtin_clz(v); }
 
 // ---- warps of a block
 DEVICE void block_barrier(EMULATOR_SITE) {

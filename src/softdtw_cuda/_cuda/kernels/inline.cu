@@ -387,6 +387,49 @@ DEVICE Provisions provisions_of(const Params& p, const Strip& s, const StoredSta
 #endif
 static_assert(SUBWALK <= 32, "one lane has one column of a subwalk");
 
+// ---- where there is mass
+// E is next to nothing but for a neighbourhood of the likely paths, and moves up and left only. So a strip begins at the
+// checkpoint in which mass first comes to it, from the right, and ends when all of it has left.
+//
+//   begins   it looks through the words of the strip below from the right; columns that come without mass are complete,
+//            since no strip further up has any there. It tells its last column, `reach`: it hands on nothing right of it.
+//            The first p.lead strips begin at their last column.
+//   ends     once its own cells have nothing left to pass on, the strip below has ended, and it has come as far as that.
+//            Sums of grad_y that are still on their way up are handed on from where they are.
+//
+// Who waits for a word asks whether the strip below has ended; every strip says where it begins and that it has ended,
+// whatever comes to it, and stores all words between the two that are asked for, so nobody waits for ever. Nobody stores
+// where somebody is still to read: who stores a word has read his neighbour's there, or knows that it has ended.
+#define TRIMS (MODE == 2 && !WIDE)
+#if TRIMS
+// The first checkpoint, from the right, in which mass comes to the strip.
+DEVICE i32 find_mass(const Params& p, const Strip& s, const HandoffRow& row, i32 walk_index, double grad) {
+  const i32 reach_below = await_begin(p, row, walk_index - 1);
+  const u32* end_below = end_of(p, row, walk_index - 1);
+  const i32 bottom = s.first_row + STRIP_ROWS - 1;
+  i32 checkpoint = last_step(s) / CHECKPOINT;
+  if (checkpoint > (reach_below + STRIP_ROWS - 1) / CHECKPOINT) checkpoint = (reach_below + STRIP_ROWS - 1) / CHECKPOINT;
+  for (; checkpoint > first_checkpoint(s); checkpoint--) {
+    Received from_below[CHECKPOINT / 32];
+    bool mass = false;
+    UNROLL for (int i = 0; i < CHECKPOINT / 32; i++) {
+      const i32 column = checkpoint * CHECKPOINT + i * 32 + (i32)lane_index() - (STRIP_ROWS - 1);
+      from_below[i] = Received{Flow{0, 0}, false};
+      if (column <= reach_below && passes_up(s, bottom + 1, column))
+        from_below[i] = await_flow(row, column, (u32)(walk_index - 1), end_below);
+      mass |= !(from_below[i].flow.pass < LEAST_MASS);
+    }
+    if (any_lane(mass)) break;
+    UNROLL for (int i = 0; i < CHECKPOINT / 32; i++) {
+      const i32 column = checkpoint * CHECKPOINT + i * 32 + (i32)lane_index() - (STRIP_ROWS - 1);
+      if (p.grad_y && from_below[i].there && in_band(s, bottom, column))
+        store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * from_below[i].flow.y), p.grad_y_wide);
+    }
+  }
+  return checkpoint;
+}
+#endif
+
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 lane = (i32)lane_index();
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
@@ -416,10 +459,27 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         for (i32 k = lane; k < p.d; k += 32) ((result_type*)p.sum_x)[((i64)s.pair * p.n + s.first_row + q) * p.d + k] = 0;
   warp_barrier();
 #endif
-#if MODE == 2
-  Provisions next = provisions_of(p, s, bound, y, last_step(s) / CHECKPOINT);
+  i32 begin = last_step(s) / CHECKPOINT, reach = s.m - 1;
+#if TRIMS
+  const bool whole = !(value - value == 0.0);  // a pair without a path, or poisoned
+  const u32* end_below = end_of(p, row, walk_index - 1);
+  i32 reach_below = s.m - 1;
+  bool over = false;
+  if (walk_index >= p.lead && !whole) {
+    begin = find_mass(p, s, row, walk_index, grad);
+    reach_below = await_begin(p, row, walk_index - 1);  // told already
+    const i32 last = (begin + 1) * CHECKPOINT - STRIP_ROWS;
+    if (last < reach) reach = last;
+  }
+  if (s.index > 0 && lane == 0) tell_begin(p, row, walk_index, reach);
 #endif
-  for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= first_checkpoint(s); checkpoint--) {
+#if MODE == 2
+  Provisions next = provisions_of(p, s, bound, y, begin);
+#endif
+  for (i32 checkpoint = begin; checkpoint >= first_checkpoint(s); checkpoint--) {
+#if TRIMS
+    if (over) break;
+#endif
     const i32 base = checkpoint * CHECKPOINT;
     warp_barrier();
 #if MODE == 2
@@ -470,7 +530,11 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #endif
       // Flows of the strip below: its first row is at our last row's column. Asked for here, needed after the walk.
       const i32 flow_column = first + lane - (STRIP_ROWS - 1);
+#if TRIMS
+      const bool wanted = lane < SUBWALK && !s.is_last && flow_column <= reach_below && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
+#else
       const bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
+#endif
       RowWord ahead{};
       if (wanted) ahead = load_word(row, flow_column);
 #if MODE == 2
@@ -496,8 +560,15 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         }
         if (eight & 8) renormalize(w);
       }
+#if TRIMS
+      Flow from_below{0, 0};
+      if (wanted) from_below = is_from(ahead, owner_in) ? unpack_flow(ahead) : await_flow(row, flow_column, owner_in, end_below).flow;
+      if (from_below.pass < LEAST_MASS) from_below.pass = 0;
+      if (lane < SUBWALK) shared.flow_in[lane] = from_below;
+#else
       if (wanted && !is_from(ahead, owner_in)) ahead = await_word(row, flow_column, owner_in);
       if (lane < SUBWALK) shared.flow_in[lane] = wanted ? unpack_flow(ahead) : Flow{};
+#endif
 #if MODE == 1
       i32 leftmost = (first - (STRIP_ROWS - 1)) / 32;
       if (leftmost < 0) leftmost = 0;
@@ -589,11 +660,31 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if MODE == 2
         // The column's sum is complete where the band, or the series, has no row above.
         bool handed_on = s.index > 0 && in_band(s, s.first_row - 1, column);
-        if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column)
+        if (p.grad_y && !handed_on && column >= s.first_column && column <= s.last_column && column <= reach)
           store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * out.y), p.grad_y_wide);
 #endif
-        if (s.index > 0 && passes_up(s, s.first_row, column)) store_word(row, column, pack_flow(out, owner_out));
+        if (s.index > 0 && column <= reach && passes_up(s, s.first_row, column)) store_word(row, column, pack_flow(out, owner_out));
       }
+#if TRIMS
+      bool some = whole;
+      UNROLL for (int q = 0; q < LANE_ROWS; q++) some |= !(left[q] < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
+      if (!any_lane(some) && first <= (s.is_last ? end : (i32)from_lane(load_acquire(end_below), 0))) {
+        // The sums of grad_y on their way up, each row's of its own column.
+        UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+          const i32 r = lane * LANE_ROWS + q, column = first - r;
+          if (r > 0 && column >= s.first_column && column <= reach) {
+            if (s.index > 0 && in_band(s, s.first_row - 1, column)) store_word(row, column, pack_flow(Flow{0, gy[q]}, owner_out));
+            else if (p.grad_y) store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * gy[q]), p.grad_y_wide);
+          }
+        }
+        over = true;
+      }
+      if (over || first <= first_checkpoint(s) * CHECKPOINT) {
+        warp_barrier();
+        if (s.index > 0 && lane == 0) store_release(end_of(p, row, walk_index), (u32)first);
+        if (over) break;
+      }
+#endif
 #if MODE == 1
       if (first % 32 == 0) pass_turn(p, s, walk_index, first / 32);
 #endif

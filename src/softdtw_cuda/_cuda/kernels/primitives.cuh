@@ -71,6 +71,8 @@ template <class T> DEVICE T from_lane_below(T v) { return __shfl_down_sync(0xfff
 template <class T> DEVICE T from_lane(T v, u32 lane) { return __shfl_sync(0xffffffffu, v, lane); }
 template <class T> DEVICE T from_lane_xor(T v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
+DEVICE u32 lanes_where(bool v) { return __ballot_sync(0xffffffffu, v); }  // bit by bit
+DEVICE i32 highest_bit(u32 v) { return 31 - __clz((i32)v); }
 
 // ---- warps of a block
 DEVICE void block_barrier() { __syncthreads(); }

@@ -34,7 +34,7 @@ struct Params {
   u8* states;               // saved lane states, one per checkpoint of each strip
   u8* bounds;               // saved bottom row of each strip
   u8* scratch;              // the words below that are all ones at first; null when nobody will need them again
-  u8* rows;                 // one hand-off row per pair, all ones at first
+  u8* rows;                 // one hand-off row per pair, all ones at first, and two words for each of its strips
   u8* more_rows;            // one more for the second half of wide words
   u32* tickets;             // one counter, all ones at first
   u32* other_tickets;       // the counter of the launch that follows, or came before
@@ -57,6 +57,7 @@ struct Params {
   i32 checkpoints;          // checkpoints kept per strip
   i32 bound_columns;        // columns kept of each bottom row
   i32 tiles;                // column tiles of 32
+  i32 lead;                 // backward: a strip begins where the one so many before it found mass; the first so many at their end
   i32 redo;                 // 1: walk only the pairs whose health is bad, however few blocks there are
   i32 scan;                 // 1: health[B] says nothing, so a redo looks at all pairs
   i32 blocks;               // of the launch
@@ -197,17 +198,21 @@ DEVICE Shares shares_of(const Terms& t, real sum) {
   if (sum == 0.0) return Shares{0.0, 0.0, 0.0};
   return Shares{t.up / sum, t.left / sum, t.diagonal / sum};
 #else
-  real inverse = reciprocal_fast(sum);
+  // A lone path must keep all of its mass: the product of a number and its reciprocal is often 1 - 2^-24, and a thousand
+  // such steps upwards lose 10^-5 or more. So that share is divided exactly; the left one is what the others leave; and
+  // what a diagonal step loses to the left joins the path again, unless there is no left to go to.
+  const real inverse = reciprocal_fast(sum);
+  auto divided = [&](real term) {
+    const real quotient = term * inverse;
+    return multiply_add(multiply_add(-quotient, sum, term), inverse, quotient);
+  };
 #if BANDED
-  // E keeps its mass only if the shares add up to one: a reciprocal that is too small by 1e-8 in the mean loses a
-  // thousandth of it in 10^5 steps. So it is corrected, and the left share is what the others leave; only from a forbidden
-  // cell (at most 2^-66 by now) nothing comes at all.
-  inverse = multiply_add(inverse, multiply_add(-sum, inverse, 1.0f), inverse);
-  Shares share{t.up * inverse, t.left * inverse, t.diagonal * inverse};
+  // From a forbidden cell (at most 2^-66 by now) nothing comes at all.
+  Shares share{divided(t.up), t.left * inverse, divided(t.diagonal)};
   share.left = share.left < 1.0e-19f ? 0.0f : 1.0f - share.up - share.diagonal;
   return share;
 #else
-  return Shares{t.up * inverse, t.left * inverse, t.diagonal * inverse};
+  return Shares{divided(t.up), t.left * inverse, t.diagonal * inverse};
 #endif
 #endif
 }
@@ -329,6 +334,42 @@ DEVICE RowWord await_word(const HandoffRow& row, i32 column, u32 owner) {
   return w;
 }
 
+// ---- where there is mass
+// In the backward a strip leaves out what has no mass, and tells the strips above it, by two words behind the pair's
+// hand-off row, where it begins and where it has ended; tiled.cu and inline.cu say what that means to each of them.
+// What comes in from the strip below counts from LEAST_MASS on, and is nothing below that.
+#if WIDE
+#define LEAST_MASS 7.7037197775489434e-34  // 2^-110 of the whole
+#else
+#define LEAST_MASS 8.8817842e-16f  // 2^-50; more than what leaks through forbidden cells
+#endif
+#define NOWHERE (-1)
+DEVICE void tell_begin(const Params& p, const HandoffRow& row, i32 walk_index, i32 where) {
+  store_word(row, p.m + walk_index, pack((u32)where, 0u, (u32)walk_index));
+}
+DEVICE i32 await_begin(const Params& p, const HandoffRow& row, i32 walk_index) {
+#if WIDE
+  return (i32)unpack_half(await_word(row, p.m + walk_index, (u32)walk_index).first);
+#else
+  return (i32)await_word(row, p.m + walk_index, (u32)walk_index).a;
+#endif
+}
+// All ones, NOWHERE, until its strip releases it.
+DEVICE u32* end_of(const Params& p, const HandoffRow& row, i32 walk_index) { return (u32*)(row.first + p.m + p.strips + walk_index); }
+// What the strip below passes up at a column: nothing if it has ended before.
+struct Received { Flow flow; bool there; };
+DEVICE Received await_flow(const HandoffRow& row, i32 column, u32 owner, const u32* end) {
+  for (;;) {
+    RowWord w = load_word(row, column);
+    if (!is_from(w, owner) && load_acquire(end) != ~0u) {
+      w = load_word(row, column);
+      if (!is_from(w, owner)) return Received{Flow{0, 0}, false};
+    }
+    if (is_from(w, owner)) return Received{unpack_flow(w), true};
+    wait_a_little();
+  }
+}
+
 // Tickets start at all ones, so that one fill prepares every buffer of a launch. Two launches take turns with two
 // counters; each readies the other's.
 DEVICE u32 next_ticket(const Params& p) {
@@ -370,7 +411,7 @@ DEVICE void clear_rows(const Params& p, i32 pair, bool further) {
   const Word4 ones{~0u, ~0u, ~0u, ~0u};
   const HandoffRow row = handoff_row(p, pair);
   if (p.row_bytes)
-    for (i32 i = (i32)lane_index(); i < p.m; i += 32) {
+    for (i32 i = (i32)lane_index(); i < (i32)(p.row_bytes / sizeof(Word4)); i += 32) {
       row.first[i] = ones;
       if (further) row.second[i] = ones;
     }

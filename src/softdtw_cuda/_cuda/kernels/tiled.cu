@@ -934,35 +934,62 @@ struct GradShared {
   float nothing;
 #endif
 };
-// Tiles that the strips before and after this one in the walk touch: they add to the same part of gY.
-struct Neighbours { i32 first_below, last_below, first_above, last_above; };
-DEVICE Neighbours neighbours_of(const Params& p, const Strip& s) {
-  Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
-  return Neighbours{first_tile(below), s.is_last ? -1 : last_tile(below), first_tile(above), s.index == 0 ? -1 : last_tile(above)};
-}
 struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
-DEVICE Turn turn_of(const Neighbours& n, i32 tile) {
-  return Turn{tile < n.first_below || tile > n.last_below, tile < n.first_above || tile > n.last_above};
-}
+
+// ---- where there is mass
+// E is next to nothing but for a neighbourhood of the likely paths, and moves up and left only. So a strip begins where mass
+// can first come to it and ends when all of it has left; what it does not visit has E = 0.
+//
+//   begins   at the last tile in which the strip p.lead before it in the walk was given mass: it goes no further right. The
+//            first strips begin at their last column. (p.lead > 1: a strip makes its costs and walks its first checkpoint
+//            while the mass is still on its way.)
+//   visits   for gradients the tiles from the last in which it was given mass itself.
+//   ends     once its own cells have nothing left to pass on, the strip below has ended, and it has come as far as that.
+//
+// So of the tiles of a strip, neither the first nor the last is right of those of the strip below, and the strips that add
+// to one tile of gY are neighbours: the lowest of them stores, the others add.
+//
+// A strip tells the others by two words behind the pair's hand-off row: the tile of its first mass, as a word of the
+// hand-off, and its last chunk, released once all before it is stored. Who waits for a word of the row, or for a turn at
+// gY, asks for the end as well. Every strip says both at last, whatever comes to it, so nobody waits for ever: the tiles
+// between the two are visited, and the columns from the last chunk on are stored, each in its turn. And nobody writes where
+// somebody is still to read: who stores a word has read his neighbour's there, or knows that it has ended.
+//
+// How far a strip goes beyond its neighbour's end depends on when it learns of it. It changes no bit: E = 0 changes no
+// sum, and the first to store a sum of gY stores no negative zero.
+//
+// With one row to a lane the mass of a tile is known too late; such strips begin at their last column and visit everything.
+#define KNOWS_IN_TIME (LANE_ROWS > 1)
 
 // What a block has to do. Slot t: recompute does chunk t of its order while t < chunks; the sweep is
 // CHUNKS_PER_CHECKPOINT slots behind and at chunk `top_chunk - (t - CHUNKS_PER_CHECKPOINT)`; gradients of a tile follow
 // the sweep of its first chunk by one. Kept in shared memory, since products need the registers.
 struct Course {
   Strip strip;
-  Neighbours neighbours;
+  i32 first_tile_below, last_tile_below;  // of those that the strip below touches, and may have added to
+  i32 last_tile_above;                    // of those that the strip above touches
   i32 walk_index, last_checkpoint, chunks, top_chunk, slots;
-  i32 needed;  // the leftmost tile that recompute needs in its first slot
+  i32 last_tile;    // where it begins
+  i32 needed;       // the leftmost tile that recompute needs in its first slot
+  bool visits_all;  // that the strip touches, not only from its first mass on
+  bool whole;       // and does not end before its first column: a pair without a path, or poisoned
 };
-DEVICE Course course_of(const Params& p, const Strip& s) {
+// `start`: the last chunk in which the strip can have mass.
+DEVICE Course course_of(const Params& p, const Strip& s, i32 walk_index, i32 start, bool whole) {
   Course c;
+  const Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
   c.strip = s;
-  c.neighbours = neighbours_of(p, s);
-  c.walk_index = (s.n - 1) / STRIP_ROWS - s.index;
-  c.last_checkpoint = last_step(s) / CHECKPOINT;
+  c.last_tile_above = s.index == 0 ? -1 : last_tile(above);
+  c.visits_all = whole || !KNOWS_IN_TIME;
+  c.first_tile_below = first_tile(below);
+  c.last_tile_below = s.is_last ? -1 : last_tile(below);
+  c.walk_index = walk_index;
+  c.whole = whole;
+  c.last_checkpoint = start / CHUNKS_PER_CHECKPOINT;
   c.chunks = (c.last_checkpoint - first_checkpoint(s) + 1) * CHUNKS_PER_CHECKPOINT;
   c.top_chunk = (c.last_checkpoint + 1) * CHUNKS_PER_CHECKPOINT - 1;  // the sweep's first
   c.slots = c.chunks + CHUNKS_PER_CHECKPOINT + 1;
+  c.last_tile = last_tile(s) < c.top_chunk ? last_tile(s) : c.top_chunk;
   c.needed = c.last_checkpoint * CHUNKS_PER_CHECKPOINT - LANE_ROWS;
   return c;
 }
@@ -977,6 +1004,12 @@ struct alignas(16) BackwardShared {
   GradShared grads;
   StoredState top[32];
   float passed_in[32], passed_out[32];
+  // What one role tells the others, written in a slot and read in the next: two of each, in turns.
+  i32 more[2];       // by the slot's number: whether another follows
+  i32 below_end[2];  // likewise: the last chunk of the strip below, NOWHERE while it has none
+  i32 mass_tile[2];  // by the sweep's chunk: the last with mass, NOWHERE while there is none
+  i32 visit[2];      // by tile: whether gradients are to be made of it
+  i32 first_turn[2], last_turn[2];  // by tile: Turn at gY
   Course course;
   u32 ticket;
 };
@@ -1088,6 +1121,10 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, Gr
 }
 
 #if MODE == 1
+// What a tile needs of memory, asked for one tile ahead.
+DEVICE void look_ahead(GradX& maker, const Params& p, const Strip& s, const Frame&, i32 tile, i32 thread) {
+  maker.next = fetch_direct(features_y(p, s), tile, thread);
+}
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   Features y = features_y(p, s);
@@ -1106,6 +1143,14 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
   }
 }
 #elif MODE == 3
+DEVICE void look_ahead(GradX& maker, const Params& p, const Strip& s, const Frame& frame, i32 tile, i32 thread) {
+#if SLICED
+  maker.next_rows = pointers_to(frame.y, tile * 32, thread);
+  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
+#elif LOOKS_AHEAD
+  maker.next = fetch_rows(frame.y, tile * 32, thread);
+#endif
+}
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
                         bool first_time, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
@@ -1328,11 +1373,10 @@ DEVICE void put_gy(const Params& p, const Turn& turn, i64 at, i32 left, Pair v) 
 
 #if MODE == 1
 #define FEATURES_PER_WARP (DIMS / 4)
-DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neighbours, GradShared& shared, const Step* ring,
-                        i32 tile, float factor, i32 thread) {
+DEVICE void make_grad_y(const Params& p, const Strip& s, const Turn& turn, GradShared& shared, const Step* ring, i32 tile,
+                        float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32, first_feature = warp * FEATURES_PER_WARP;
-  const Turn turn = turn_of(neighbours, tile);
   const i64 at = ((i64)s.pair * p.m + tile * 32 + (lane < columns ? lane : columns - 1)) * p.d;
   float old[FEATURES_PER_WARP], own[FEATURES_PER_WARP], sum[FEATURES_PER_WARP];
   UNROLL for (int i = 0; i < FEATURES_PER_WARP; i++) old[i] = sum[i] = 0.0f;
@@ -1351,7 +1395,7 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Neighbours& neigh
       const float part = 2.0f * factor * sum[i];
       float* total = (float*)p.sum_y + at + first_feature + i;
       if (INPUT != 0 && turn.last) store_gradient(p.grad_y, at + first_feature + i, old[i] + part, p.grad_y_wide);
-      else if (turn.first) *total = part;
+      else if (turn.first) *total = 0.0f + part;
       else add_to(total, part);
     }
 }
@@ -1369,13 +1413,12 @@ DEVICE GradY open_grad_y(const Params& p, const Strip& s, i32 thread) {
 struct GradY {};
 DEVICE GradY open_grad_y(const Params&, const Strip&, i32) { return GradY{}; }
 #endif
-DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Neighbours& neighbours, const Frame& frame,
-                        GradShared& shared, const Step* ring, i32 tile, float factor, i32 thread) {
+DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Turn& turn, const Frame& frame, GradShared& shared,
+                        const Step* ring, i32 tile, float factor, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   const i32 g = lane >> 2, t = lane & 3, matrix = lane >> 3;
   const i32 columns = s.m - tile * 32 < 32 ? s.m - tile * 32 : 32;
   const i32 column_tile = (warp & 1) * 16;
-  const Turn turn = turn_of(neighbours, tile);
   // 16 rows of the tile's E as a fragment of A, transposed, added to the sums of columns.
   float column_sum[2] = {0.0f, 0.0f};
   auto read_align = [&](u32 (&e)[ALIGN_PLANES][4], i32 first_row) {
@@ -1536,8 +1579,22 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
   {
     const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
     if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
-    if (thread_index() == 0) shared.course = course_of(p, s);
     make_frame<BACKWARD_THREADS>(shared.frame, p, s);
+    if (thread_index() == 0) {
+      const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index, from = walk_index - p.lead;
+      const float value = ((const float*)p.value)[s.pair];
+      const bool whole = !(value - value == 0.0f);
+      i32 start = last_step(s) / 32;
+      if (KNOWS_IN_TIME && !ALONE && !whole && from >= 0) {
+        const i32 last = await_begin(p, handoff_row(p, s.pair), from) + LANE_ROWS;
+        if (last < start) start = last > first_chunk(s) ? last : first_chunk(s);
+      }
+      shared.course = course_of(p, s, walk_index, start, whole);
+      UNROLL for (int i = 0; i < 2; i++) {
+        shared.mass_tile[i] = shared.below_end[i] = NOWHERE;
+        shared.visit[i] = 0;
+      }
+    }
   }
   block_barrier();
   const Role role = role_of(warp_index());
@@ -1547,7 +1604,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
   if (role == RECOMPUTE) {
     const i32 lane = own_lane();
     const Strip s = course.strip;
-    const i32 last_checkpoint = course.last_checkpoint, chunks = course.chunks, slots = course.slots;
+    const i32 last_checkpoint = course.last_checkpoint, chunks = course.chunks;
     const StoredState* bound = saved_bound(p, s, s.index - 1);
     // The row above and the saved state are asked for one slot ahead.
     auto top_of = [&](i32 chunk) {
@@ -1557,7 +1614,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     Walker w = fresh_walker(), next = kept_walker(p, s, last_checkpoint);
     StoredState top = top_of(last_checkpoint * CHUNKS_PER_CHECKPOINT);
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
+    for (i32 slot = 0;; slot++) {
       if (slot < chunks) {
         const i32 order = slot / CHUNKS_PER_CHECKPOINT, sub = slot % CHUNKS_PER_CHECKPOINT;
         const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub;
@@ -1589,16 +1646,24 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         }
       }
       block_barrier();
+      if (!shared.more[slot & 1]) break;
     }
   } else if (role == SWEEP) {
     const i32 lane = own_lane();
     const Strip s = course.strip;
-    const i32 walk_index = course.walk_index, chunks = course.chunks, top_chunk = course.top_chunk, slots = course.slots;
+    const i32 walk_index = course.walk_index, chunks = course.chunks, top_chunk = course.top_chunk;
     const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
     const HandoffRow row = handoff_row(p, s.pair);
     const float value = ((const float*)p.value)[s.pair];
     const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
     const i32 end = s.is_last ? final_step(s) : -1;
+    const u32* end_below = end_of(p, row, walk_index - 1);
+    i32 slots = course.slots;  // until the end is known
+    const bool has_neighbours = !ALONE && p.row_bytes;
+    i32 mass_tile = course.visits_all || s.is_last ? (s.m - 1) / 32 : NOWHERE;
+    bool sent = false, ended = false;
+    auto tell_mass = [&]() { if (has_neighbours && lane == 0) tell_begin(p, row, walk_index, mass_tile); };
+    if (mass_tile != NOWHERE) tell_mass();
     // What each row's last cell sends on; to the left it is `left`, or with a band `left` times left_share. Products and
     // sums are written as the instructions that they are: chosen by the compiler, they would differ from kernel to kernel.
     float left[LANE_ROWS], left_share[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
@@ -1608,19 +1673,27 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     RowWord ahead{};
     if (wanted) ahead = load_word(row, column);
     block_barrier();
-    for (i32 slot = 0; slot < slots; slot++) {
-      const i32 behind = slot - CHUNKS_PER_CHECKPOINT;
-      if (behind >= 0 && behind < chunks) {
-        const i32 chunk = top_chunk - behind, base = chunk * 32;
+    for (i32 slot = 0;; slot++) {
+      const i32 behind = slot - CHUNKS_PER_CHECKPOINT, chunk = top_chunk - behind, base = chunk * 32;
+      if (ended && chunk >= 0) {  // of the tiles still to come the rest has no mass
+        float* rest = &shared.align[ring_start(chunk, ALIGN_CHUNKS)][0];
+        for (i32 i = lane; i < 32 * STEP_STRIDE / 4; i += 32) ((Word4*)rest)[i] = Word4{0u, 0u, 0u, 0u};
+      }
+      if (behind >= 0 && behind < chunks && !ended) {
         const i32 order = behind / CHUNKS_PER_CHECKPOINT, sub = chunk % CHUNKS_PER_CHECKPOINT;
         const i32 at = share_slot(order, sub);
         float passed_up = 0.0f;
         if (wanted) {
           column = base + lane - (STRIP_ROWS - 1);
-          if (!is_from(ahead, owner_in)) ahead = await_word(row, column, owner_in);
-          passed_up = unpack_flow(ahead).pass;
+          passed_up = (is_from(ahead, owner_in) ? unpack_flow(ahead) : await_flow(row, column, owner_in, end_below).flow).pass;
+          if (passed_up < LEAST_MASS) passed_up = 0.0f;
         }
         shared.passed_in[lane] = passed_up;
+        const u32 given = lanes_where(passed_up != 0.0f);
+        if (mass_tile == NOWHERE && given) {
+          mass_tile = (base + highest_bit(given) - (STRIP_ROWS - 1)) / 32;
+          tell_mass();
+        }
         column = base - 32 + lane - (STRIP_ROWS - 1);
         wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
         if (wanted) ahead = load_word(row, column);
@@ -1659,42 +1732,76 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           else sweep_eight(No{}, eight);
         }
         warp_barrier();
-        if (s.index > 0 && passes_up(s, s.first_row, base + lane))
-          store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
+        const bool passes = s.index > 0 && passes_up(s, s.first_row, base + lane);
+        if (passes) store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
+        sent |= any_lane(passes && !(shared.passed_out[lane] < LEAST_MASS));
+        bool some = false;
+        UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+          const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
+          some |= !(leftwards < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
+        }
+        const bool quiet = !course.whole && !any_lane(some);
+        if (quiet && (s.is_last ? base <= end : chunk <= shared.below_end[(slot & 1) ^ 1])) {
+          ended = true;
+          if (slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
+        }
+        if (ended || behind == chunks - 1) {
+          if (mass_tile == NOWHERE) tell_mass();
+          warp_barrier();
+          if (has_neighbours && lane == 0) store_release(end_of(p, row, walk_index), (u32)chunk);
+        }
+      }
+      if (lane == 0) {
+        shared.mass_tile[chunk & 1] = mass_tile;
+        shared.last_turn[chunk & 1] = course.visits_all ? chunk > course.last_tile_above : !sent;
+        shared.more[slot & 1] = slot + 1 < slots;
       }
       block_barrier();
+      if (slot + 1 >= slots) break;
     }
   } else if (role == COSTS) {  // tiles from right to left, as many ahead of recompute as its first checkpoint needs
     const i32 thread = own_thread();
     // The slots before the first, in which the others wait, make what recompute will find there.
     const StripOfCosts s = course.strip;
-    CostMaker maker = open_costs(p, s, shared.frame, COST_BARRIER, last_tile(s), thread);
+    CostMaker maker = open_costs(p, s, shared.frame, COST_BARRIER, course.last_tile, thread);
     // In slot t the tile is course.needed - 1 - t.
-    for (i32 tile = last_tile(s) >= course.needed ? last_tile(s) : course.needed; tile >= course.needed - course.slots; tile--) {
+    for (i32 tile = course.last_tile >= course.needed ? course.last_tile : course.needed;; tile--) {
       if (touches(course.strip, tile))
         make_costs(maker, p, s, shared.frame, shared.making, shared.costs, COST_CHUNKS, tile, tile > first_tile(course.strip) ? tile - 1 : -1,
                    COSTS_ANEW ? afresh(thread) : thread);
-      if (tile > course.needed) group_barrier(COST_BARRIER, GROUP);
-      else block_barrier();
+      if (tile > course.needed) {
+        group_barrier(COST_BARRIER, GROUP);
+        continue;
+      }
+      block_barrier();
+      if (tile < course.needed && !shared.more[(course.needed - 1 - tile) & 1]) break;
     }
   } else if (role == GRAD_X) {
     const i32 thread = own_thread();
     const Strip s = course.strip;
-    GradX maker = open_grad_x(p, s, shared.frame, shared.grads, last_tile(s), thread);
+    GradX maker = open_grad_x(p, s, shared.frame, shared.grads, course.last_tile, thread);
     block_barrier();
+    bool begun = false;
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
-    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
-      if (touches(course.strip, tile)) {
+    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1;; tile--) {
+      if (shared.visit[tile & 1]) {
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, gradient_of_value(p, s.pair), 0, thread);
 #elif MODE == 1
         make_grad_x(maker, p, s, shared.grads, shared.align, tile, thread);
 #else
-        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, tile == last_tile(s),
+        make_grad_x(maker, p, s, shared.frame, shared.grads, shared.align, tile, !begun,
                     GRAD_X_ANEW ? own_thread() : thread);
 #endif
+        begun = true;
       }
+#if MODE != 0
+      else if (!begun && tile <= course.last_tile && tile > first_tile(course.strip)) {
+        look_ahead(maker, p, course.strip, shared.frame, tile - 1, own_thread());
+      }
+#endif
       block_barrier();
+      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - tile) & 1]) break;
     }
 #if MODE != 0
     leave_sums(maker, shared.grads, closing, own_thread());
@@ -1708,41 +1815,60 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
 #endif
     block_barrier();
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
-    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1; tile > course.top_chunk - course.chunks; tile--) {
-      if (touches(course.strip, tile)) {
+    for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1;; tile--) {
+      if (shared.visit[tile & 1]) {
+        const Turn turn{shared.first_turn[tile & 1] != 0, shared.last_turn[tile & 1] != 0};
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
-        make_grad_y(p, s, course.neighbours, shared.grads, shared.align, tile, factor, thread);
+        make_grad_y(p, s, turn, shared.grads, shared.align, tile, factor, thread);
 #else
-        make_grad_y(maker, p, s, course.neighbours, shared.frame, shared.grads, shared.align, tile, factor,
-                    thread);
+        make_grad_y(maker, p, s, turn, shared.frame, shared.grads, shared.align, tile, factor, thread);
 #endif
       }
       block_barrier();
+      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - tile) & 1]) break;
     }
   } else if (role == PORTER) {
     const i32 lane = own_lane();
     const Strip& s = course.strip;
     u32* turns = p.turns + (i64)s.pair * p.tiles;
+    const u32* end_below = end_of(p, handoff_row(p, s.pair), course.walk_index - 1);
+    const bool takes_turns = MODE != 0 && p.grad_y;
+    bool at_work = false, next = false;  // whether gradients work on a tile in this slot; in the next
     block_barrier();
-    for (i32 slot = 0; slot < course.slots; slot++) {
+    for (i32 slot = 0;; slot++) {
       // Gradients work on `tile` in this slot, on tile + 1 in the one before, on tile - 1 in the next.
       const i32 tile = course.top_chunk - (slot - CHUNKS_PER_CHECKPOINT) + 1;
-      if (MODE != 0 && p.grad_y && lane == 0) {
-        if (slot > CHUNKS_PER_CHECKPOINT + 1 && touches(s, tile + 1) && !turn_of(course.neighbours, tile + 1).last)
-          store_release(&turns[tile + 1], (u32)course.walk_index);
-        if (slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && !turn_of(course.neighbours, tile - 1).first)
-          while (load_acquire(&turns[tile - 1]) != (u32)(course.walk_index - 1)) wait_a_little();
+      if (lane == 0) {
+        if (takes_turns && at_work && s.index > 0) store_release(&turns[tile + 1], (u32)course.walk_index);
+        at_work = next;
+        next = slot >= CHUNKS_PER_CHECKPOINT && touches(s, tile - 1) && tile - 1 <= shared.mass_tile[tile & 1];
+        bool first = true;
+        if (takes_turns && next && tile - 1 >= course.first_tile_below && tile - 1 <= course.last_tile_below)
+          for (;;) {
+            first = load_acquire(&turns[tile - 1]) != (u32)(course.walk_index - 1);
+            if (!first) break;
+            const i32 end = (i32)load_acquire(end_below);
+            if (end != NOWHERE && tile - 1 < end - LANE_ROWS) break;  // the strip below did not come to this tile
+            wait_a_little();
+          }
+        shared.visit[(tile - 1) & 1] = next;
+        shared.first_turn[(tile - 1) & 1] = first;
+        if (!s.is_last) shared.below_end[slot & 1] = (i32)load_acquire(end_below);
       }
       block_barrier();
+      if (!shared.more[slot & 1]) {
+        if (lane == 0 && takes_turns && at_work && s.index > 0) store_release(&turns[tile], (u32)course.walk_index);
+        break;
+      }
     }
-    const i32 tile = course.top_chunk - (course.slots - 1 - CHUNKS_PER_CHECKPOINT) + 1;  // the last slot's
-    if (MODE != 0 && p.grad_y && lane == 0 && touches(s, tile) && !turn_of(course.neighbours, tile).last)
-      store_release(&turns[tile], (u32)course.walk_index);
   } else {
     block_barrier();
-    for (i32 slot = 0; slot < course.slots; slot++) block_barrier();
+    for (i32 slot = 0;; slot++) {
+      block_barrier();
+      if (!shared.more[slot & 1]) break;
+    }
   }
 #if MODE != 0
   if (!p.grad_x) return;
