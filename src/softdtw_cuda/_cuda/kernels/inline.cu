@@ -464,7 +464,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const bool whole = !(value - value == 0.0);  // a pair without a path, or poisoned
   const u32* end_below = end_of(p, row, walk_index - 1);
   i32 reach_below = s.m - 1;
-  bool over = false;
+  bool given = s.is_last, over = false;  // whether mass has come; whether it has left again
   if (walk_index >= p.lead && !whole) {
     begin = find_mass(p, s, row, walk_index, grad);
     reach_below = await_begin(p, row, walk_index - 1);  // told already
@@ -564,6 +564,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       Flow from_below{0, 0};
       if (wanted) from_below = is_from(ahead, owner_in) ? unpack_flow(ahead) : await_flow(row, flow_column, owner_in, end_below).flow;
       if (from_below.pass < LEAST_MASS) from_below.pass = 0;
+      given = given || any_lane(from_below.pass != (real)0);
       if (lane < SUBWALK) shared.flow_in[lane] = from_below;
 #else
       if (wanted && !is_from(ahead, owner_in)) ahead = await_word(row, flow_column, owner_in);
@@ -666,9 +667,9 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         if (s.index > 0 && column <= reach && passes_up(s, s.first_row, column)) store_word(row, column, pack_flow(out, owner_out));
       }
 #if TRIMS
-      bool some = whole;
+      bool some = whole || !given;
       UNROLL for (int q = 0; q < LANE_ROWS; q++) some |= !(left[q] < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
-      if (!any_lane(some) && first <= (s.is_last ? end : (i32)from_lane(load_acquire(end_below), 0))) {
+      if (!any_lane(some) && first <= (s.is_last ? end : from_lane(peek_end(end_below), 0))) {
         // The sums of grad_y on their way up, each row's of its own column.
         UNROLL for (int q = 0; q < LANE_ROWS; q++) {
           const i32 r = lane * LANE_ROWS + q, column = first - r;

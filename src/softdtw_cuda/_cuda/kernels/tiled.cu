@@ -1849,13 +1849,13 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           for (;;) {
             first = load_acquire(&turns[tile - 1]) != (u32)(course.walk_index - 1);
             if (!first) break;
-            const i32 end = (i32)load_acquire(end_below);
+            const i32 end = peek_end(end_below);
             if (end != NOWHERE && tile - 1 < end - LANE_ROWS) break;  // the strip below did not come to this tile
             wait_a_little();
           }
         shared.visit[(tile - 1) & 1] = next;
         shared.first_turn[(tile - 1) & 1] = first;
-        if (!s.is_last) shared.below_end[slot & 1] = (i32)load_acquire(end_below);
+        if (at_work) shared.below_end[slot & 1] = s.is_last ? NOWHERE : peek_end(end_below);
       }
       block_barrier();
       if (!shared.more[slot & 1]) {
