@@ -667,7 +667,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         if (s.index > 0 && column <= reach && passes_up(s, s.first_row, column)) store_word(row, column, pack_flow(out, owner_out));
       }
 #if TRIMS
-      bool some = whole || !given;
+      bool some = s.index == 0 || whole || !given;  // the first strip has mass in its first column
       UNROLL for (int q = 0; q < LANE_ROWS; q++) some |= !(left[q] < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
       if (!any_lane(some) && first <= (s.is_last ? end : from_lane(peek_end(end_below), 0))) {
         // The sums of grad_y on their way up, each row's of its own column.

@@ -1689,10 +1689,12 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           if (passed_up < LEAST_MASS) passed_up = 0.0f;
         }
         shared.passed_in[lane] = passed_up;
-        const u32 given = lanes_where(passed_up != 0.0f);
-        if (mass_tile == NOWHERE && given) {
-          mass_tile = (base + highest_bit(given) - (STRIP_ROWS - 1)) / 32;
-          tell_mass();
+        if (mass_tile == NOWHERE) {
+          const u32 given = lanes_where(passed_up != 0.0f);
+          if (given) {
+            mass_tile = (base + highest_bit(given) - (STRIP_ROWS - 1)) / 32;
+            tell_mass();
+          }
         }
         column = base - 32 + lane - (STRIP_ROWS - 1);
         wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
@@ -1732,18 +1734,20 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           else sweep_eight(No{}, eight);
         }
         warp_barrier();
-        const bool passes = s.index > 0 && passes_up(s, s.first_row, base + lane);
-        if (passes) store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
-        sent |= any_lane(passes && !(shared.passed_out[lane] < LEAST_MASS));
-        bool some = false;
-        UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-          const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
-          some |= !(leftwards < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
-        }
-        const bool quiet = !course.whole && !any_lane(some);
-        if (quiet && (s.is_last ? base <= end : chunk <= shared.below_end[(slot & 1) ^ 1])) {
-          ended = true;
-          if (slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
+        if (s.index > 0) {  // the first strip has mass in its first column
+          const bool passes = passes_up(s, s.first_row, base + lane);
+          const float passed = shared.passed_out[lane];
+          if (passes) store_word(row, base + lane, pack_flow(Flow{passed, 0.0f}, owner_out));
+          sent = sent || any_lane(passes && !(passed < LEAST_MASS));
+          if (!course.whole && (s.is_last ? base <= end : chunk <= shared.below_end[(slot & 1) ^ 1])) {
+            bool some = false;
+            UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+              const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
+              some |= !(leftwards < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
+            }
+            ended = !any_lane(some);
+            if (ended && slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
+          }
         }
         if (ended || behind == chunks - 1) {
           if (mass_tile == NOWHERE) tell_mass();
