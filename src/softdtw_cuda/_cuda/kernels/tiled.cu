@@ -1579,21 +1579,20 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
   {
     const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
     if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
-    make_frame<BACKWARD_THREADS>(shared.frame, p, s);
+    const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
     if (thread_index() == 0) {
-      const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index, from = walk_index - p.lead;
       const float value = ((const float*)p.value)[s.pair];
-      const bool whole = !(value - value == 0.0f);
-      i32 start = last_step(s) / 32;
-      if (KNOWS_IN_TIME && !ALONE && !whole && from >= 0) {
-        const i32 last = await_begin(p, handoff_row(p, s.pair), from) + LANE_ROWS;
-        if (last < start) start = last > first_chunk(s) ? last : first_chunk(s);
-      }
-      shared.course = course_of(p, s, walk_index, start, whole);
+      shared.course = course_of(p, s, walk_index, last_step(s) / 32, !(value - value == 0.0f));
       UNROLL for (int i = 0; i < 2; i++) {
         shared.mass_tile[i] = shared.below_end[i] = NOWHERE;
         shared.visit[i] = 0;
       }
+    }
+    make_frame<BACKWARD_THREADS>(shared.frame, p, s);
+    if (KNOWS_IN_TIME && !ALONE && walk_index >= p.lead && thread_index() == 0 && !shared.course.whole) {
+      i32 start = await_begin(p, handoff_row(p, s.pair), walk_index - p.lead) + LANE_ROWS;
+      if (start < first_chunk(s)) start = first_chunk(s);
+      if (start < last_step(s) / 32) shared.course = course_of(p, s, walk_index, start, false);
     }
   }
   block_barrier();
