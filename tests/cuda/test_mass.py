@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -253,6 +254,21 @@ def test_a_pair_without_a_path_beside_others(begin: int, lead: Callable[[int], N
         assert (answer[1] == 0).all()
         assert torch.equal(answer[[0, 2]], others)  # of three weights the first and the last are those of two
         assert_right(call, [cost[[0, 2]]], [others])
+
+
+@pytest.mark.parametrize("begin", [1, 2])
+def test_bits_do_not_depend_on_when_an_end_is_learnt(begin: int, lead: Callable[[int], None]) -> None:
+    """Up one column, with tails of mass that fall by two bits a cell: strips go quiet just as others end."""
+    lead(begin)
+    call = Call(0)
+    cost = torch.full((1, 384, 260), 2.0 * math.log(2.0))
+    cost[:, :, [120, 200]] = 0.0
+    cost[:, 0, :201] = 0.0
+    cost[:, -1, 200:] = 0.0
+    (expected,) = gradients(call, [cost], EmulatedGpu(0, resident=1))
+    for seed in range(1, 120):
+        (answer,) = gradients(call, [cost], EmulatedGpu(seed, resident=(1, 2, 3, 8)[seed % 4]))
+        assert torch.equal(answer.view(torch.int32), expected.view(torch.int32))
 
 
 @pytest.mark.parametrize("begin", LEADS)

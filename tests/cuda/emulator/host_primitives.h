@@ -270,6 +270,7 @@ struct alignas(8) Pair { float a, b; };
 DEVICE Pair load_fresh(const Pair* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
 }
+DEVICE float as_added(float v) { return __builtin_fabsf(v) < 1.17549435e-38f ? 0.0f : v; }
 DEVICE void add_to(float* p, float v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
 DEVICE void add_to(Pair* p, Pair v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
 

@@ -669,11 +669,14 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #if TRIMS
       bool some = s.index == 0 || whole || !given;  // the first strip has mass in its first column
       UNROLL for (int q = 0; q < LANE_ROWS; q++) some |= !(left[q] < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
-      if (!any_lane(some) && first <= (s.is_last ? end : from_lane(peek_end(end_below), 0))) {
+      const bool quiet = !any_lane(some);
+      if (quiet)  // whether it ends or not, so that E does not depend on when it learns of the other's end
+        UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0;
+      if (quiet && first <= (s.is_last ? end : from_lane(peek_end(end_below), 0))) {
         // The sums of grad_y on their way up, each row's of its own column.
         UNROLL for (int q = 0; q < LANE_ROWS; q++) {
           const i32 r = lane * LANE_ROWS + q, column = first - r;
-          if (r > 0 && column >= s.first_column && column <= reach) {
+          if (r > 0 && column >= s.first_column && column <= s.last_column && column <= reach) {
             if (s.index > 0 && in_band(s, s.first_row - 1, column)) store_word(row, column, pack_flow(Flow{0, gy[q]}, owner_out));
             else if (p.grad_y) store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * gy[q]), p.grad_y_wide);
           }

@@ -128,6 +128,8 @@ DEVICE Pair load_fresh(const Pair* p) {
 // must see a flag that the one before released, as for load_fresh. One thread's own additions keep their order. Subnormal
 // numbers count as zeros.
 DEVICE void add_to(float* p, float v) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory"); }
+// What adding to zero would leave there.
+DEVICE float as_added(float v) { float r; asm("add.ftz.f32 %0,%1,0f00000000;" : "=f"(r) : "f"(v)); return r; }
 DEVICE void add_to(Pair* p, Pair v) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0],{%1,%2};" ::"l"(p), "f"(v.a), "f"(v.b) : "memory");

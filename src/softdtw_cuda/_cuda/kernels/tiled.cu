@@ -955,8 +955,9 @@ struct Turn { bool first, last; };  // of the strips that add to a tile of gY, i
 // between the two are visited, and the columns from the last chunk on are stored, each in its turn. And nobody writes where
 // somebody is still to read: who stores a word has read his neighbour's there, or knows that it has ended.
 //
-// How far a strip goes beyond its neighbour's end depends on when it learns of it. It changes no bit: E = 0 changes no
-// sum, and the first to store a sum of gY stores no negative zero.
+// How far a strip goes beyond its neighbour's end depends on when it learns of it. It changes no bit: what is left to pass
+// on is set to zero, ended or not; E = 0 changes no sum; and the first to store a sum of gY stores what adding it to zero
+// would have left.
 //
 // With one row to a lane the mass of a tile is known too late; such strips begin at their last column and visit everything.
 #define KNOWS_IN_TIME (LANE_ROWS > 1)
@@ -1066,11 +1067,11 @@ DEVICE void write_alignment(const Params& p, const Strip& s, const Step* ring, i
 DEVICE void put_sum(float* at, i32 left, bool first, Pair v) {
 #if FIT
   if (FIT != 2 && left < 2) return;
-  if (first) *(Pair*)at = v;
+  if (first) *(Pair*)at = Pair{as_added(v.a), as_added(v.b)};
   else add_to((Pair*)at, v);
 #else
-  if (left >= 1) { if (first) at[0] = v.a; else add_to(at, v.a); }
-  if (left >= 2) { if (first) at[1] = v.b; else add_to(at + 1, v.b); }
+  if (left >= 1) { if (first) at[0] = as_added(v.a); else add_to(at, v.a); }
+  if (left >= 2) { if (first) at[1] = as_added(v.b); else add_to(at + 1, v.b); }
 #endif
 }
 #endif
@@ -1395,7 +1396,7 @@ DEVICE void make_grad_y(const Params& p, const Strip& s, const Turn& turn, GradS
       const float part = 2.0f * factor * sum[i];
       float* total = (float*)p.sum_y + at + first_feature + i;
       if (INPUT != 0 && turn.last) store_gradient(p.grad_y, at + first_feature + i, old[i] + part, p.grad_y_wide);
-      else if (turn.first) *total = 0.0f + part;
+      else if (turn.first) *total = as_added(part);
       else add_to(total, part);
     }
 }
@@ -1579,20 +1580,21 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
   {
     const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.turn);
     if (!s.valid || !s.present || !(p.health[s.pair] & 1u)) return;
-    const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index;
+    make_frame<BACKWARD_THREADS>(shared.frame, p, s);
     if (thread_index() == 0) {
+      const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index, from = walk_index - p.lead;
       const float value = ((const float*)p.value)[s.pair];
-      shared.course = course_of(p, s, walk_index, last_step(s) / 32, !(value - value == 0.0f));
+      const bool whole = !(value - value == 0.0f);
+      i32 start = last_step(s) / 32;
+      if (KNOWS_IN_TIME && !ALONE && !whole && from >= 0) {
+        const i32 last = await_begin(p, handoff_row(p, s.pair), from) + LANE_ROWS;
+        if (last < start) start = last > first_chunk(s) ? last : first_chunk(s);
+      }
+      shared.course = course_of(p, s, walk_index, start, whole);
       UNROLL for (int i = 0; i < 2; i++) {
         shared.mass_tile[i] = shared.below_end[i] = NOWHERE;
         shared.visit[i] = 0;
       }
-    }
-    make_frame<BACKWARD_THREADS>(shared.frame, p, s);
-    if (KNOWS_IN_TIME && !ALONE && walk_index >= p.lead && thread_index() == 0 && !shared.course.whole) {
-      i32 start = await_begin(p, handoff_row(p, s.pair), walk_index - p.lead) + LANE_ROWS;
-      if (start < first_chunk(s)) start = first_chunk(s);
-      if (start < last_step(s) / 32) shared.course = course_of(p, s, walk_index, start, false);
     }
   }
   block_barrier();
@@ -1688,12 +1690,10 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           if (passed_up < LEAST_MASS) passed_up = 0.0f;
         }
         shared.passed_in[lane] = passed_up;
-        if (mass_tile == NOWHERE) {
-          const u32 given = lanes_where(passed_up != 0.0f);
-          if (given) {
-            mass_tile = (base + highest_bit(given) - (STRIP_ROWS - 1)) / 32;
-            tell_mass();
-          }
+        const u32 given = lanes_where(passed_up != 0.0f);
+        if (mass_tile == NOWHERE && given) {
+          mass_tile = (base + highest_bit(given) - (STRIP_ROWS - 1)) / 32;
+          tell_mass();
         }
         column = base - 32 + lane - (STRIP_ROWS - 1);
         wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
@@ -1733,20 +1733,20 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
           else sweep_eight(No{}, eight);
         }
         warp_barrier();
-        if (s.index > 0) {  // the first strip has mass in its first column
-          const bool passes = passes_up(s, s.first_row, base + lane);
-          const float passed = shared.passed_out[lane];
-          if (passes) store_word(row, base + lane, pack_flow(Flow{passed, 0.0f}, owner_out));
-          sent = sent || any_lane(passes && !(passed < LEAST_MASS));
-          if (!course.whole && (s.is_last ? base <= end : chunk <= shared.below_end[(slot & 1) ^ 1])) {
-            bool some = false;
-            UNROLL for (int q = 0; q < LANE_ROWS; q++) {
-              const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
-              some |= !(leftwards < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
-            }
-            ended = !any_lane(some);
-            if (ended && slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
-          }
+        const bool passes = s.index > 0 && passes_up(s, s.first_row, base + lane);
+        if (passes) store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
+        sent |= any_lane(passes && !(shared.passed_out[lane] < LEAST_MASS));
+        bool some = false;
+        UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+          const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
+          some |= !(leftwards < LEAST_MASS && diagonal[q] < LEAST_MASS && pass[q] < LEAST_MASS);
+        }
+        const bool quiet = !course.whole && !any_lane(some);
+        if (quiet)  // whether it ends or not, so that E does not depend on when it learns of the other's end
+          UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = left_share[q] = diagonal[q] = pass[q] = 0.0f;
+        if (quiet && (s.is_last ? base <= end : chunk <= shared.below_end[(slot & 1) ^ 1])) {
+          ended = true;
+          if (slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
         }
         if (ended || behind == chunks - 1) {
           if (mass_tile == NOWHERE) tell_mass();
