@@ -532,6 +532,7 @@ struct CostShared {
 #define COSTS_ANEW (MODE == 3 && (SLICED || (INPUT == 0 && (DIMS > 64 || (DIMS == 64 && BANDED && FIT < 2)))))
 #define FORWARD_COSTS_ANEW (MODE == 3 && DIMS == 64 && BANDED && !SPILLS_EASILY)
 #define GRAD_X_ANEW (MODE == 3 && DIMS > 64 && SPILLS_EASILY)
+#define PLANE_BY_PLANE (GRAD_X_ANEW && INPUT == 0)
 
 // What a cost-making thread keeps for its strip.
 struct CostMaker {
@@ -934,7 +935,7 @@ struct GradShared {
   float nothing;
 #endif
 };
-struct Turn { bool first, last; };  // of the strips that add to a tile of gY, in the order of the walk
+struct Turn { i32 first, last; };  // of the strips that add to a tile of gY, in the order of the walk
 
 // ---- where there is mass
 // E is next to nothing but for a neighbourhood of the likely paths, and moves up and left only. So a strip begins where mass
@@ -1006,11 +1007,11 @@ struct alignas(16) BackwardShared {
   StoredState top[32];
   float passed_in[32], passed_out[32];
   // What one role tells the others, written in a slot and read in the next: two of each, in turns.
-  i32 more[2];       // by the slot's number: whether another follows
-  i32 below_end[2];  // likewise: the last chunk of the strip below, NOWHERE while it has none
+  i32 more[2];       // by the gradients' tile: whether another slot follows
+  i32 below_end[2];  // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 mass_tile[2];  // by the sweep's chunk: the last with mass, NOWHERE while there is none
   i32 visit[2];      // by tile: whether gradients are to be made of it
-  i32 first_turn[2], last_turn[2];  // by tile: Turn at gY
+  Turn turn[2];      // by tile: at gY
   Course course;
   u32 ticket;
 };
@@ -1176,6 +1177,9 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
 #endif
   // 16 columns of the strip's rows of E as a fragment of A, added to the sums of rows.
   auto read_align = [&](u32 (&e)[ALIGN_PLANES][4], i32 first_column) {
+#if PLANE_BY_PLANE
+    const i32 lane = (i32)(thread_index_afresh() & 31u), g = lane >> 2, t = lane & 3;
+#endif
     UNROLL for (int r = 0; r < 4; r++) {
       i32 row = row_tile + g + (r & 1) * 8, column = first_column + 2 * t + (r >> 1) * 8;
       float a = align_at(ring, start, row, column), b = align_at(ring, start, row, column + 1);
@@ -1249,9 +1253,30 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Fra
         UNROLL for (int first = 0; first < GX_TILES; first += TILES_AT_ONCE) {
           float c[TILES_AT_ONCE][4];
           clear(c);
+#if PLANE_BY_PLANE
+          // The same product with one plane of y at a time, the first of which is read twice.
+          u32 b[4];
+          auto read_plane = [&](int plane) {
+            load_matrices_transposed(b, &y_planes[plane * 32 + k_step * 16 + (matrix & 1) * 8 + (lane & 7)]
+                                                 [(first_tile_of_warp + first + (matrix >> 1)) * 8]);
+          };
+          auto add_product = [&](const u32 (&a)[4]) {
+            UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) mma_input(c[i], a, b[i * 2], b[i * 2 + 1]);
+          };
+          read_plane(0);
+          add_product(e_rows[1]);
+          if constexpr (PLANES > 1) {
+            read_plane(1);
+            add_product(e_rows[0]);
+          }
+          UNROLL for (int i = 0; i < TILES_AT_ONCE; i++) UNROLL for (int e = 0; e < 4; e++) c[i][e] *= LOW_PLANE;
+          if constexpr (PLANES > 1) read_plane(0);
+          add_product(e_rows[0]);
+#else
           u32 b[PLANES][TILES_AT_ONCE / 2][4];
           read_y(b, k_step, first);
           multiply_in_place(c, e_rows, b);
+#endif
           UNROLL for (int i = 0; i < TILES_AT_ONCE; i++)
             UNROLL for (int e = 0; e < 4; e++) maker.sum[first + i][e] += c[i][e];
         }
@@ -1536,8 +1561,8 @@ DEVICE void make_grad_y(GradY& maker, const Params& p, const Strip& s, const Tur
 }
 #endif
 
-// Slices leave no registers for a copy of the strip.
-#if SLICED
+// Slices leave no registers for a copy of the strip, nor do many features where the compiler spills easily.
+#if SLICED || (DIMS > 64 && SPILLS_EASILY && (INPUT == 0 || (INPUT == 3 && FIT < 2)))
 typedef const Strip& StripOfGy;
 #else
 typedef Strip StripOfGy;
@@ -1647,7 +1672,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         }
       }
       block_barrier();
-      if (!shared.more[slot & 1]) break;
+      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - slot) & 1]) break;
     }
   } else if (role == SWEEP) {
     const i32 lane = own_lane();
@@ -1756,8 +1781,8 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
       }
       if (lane == 0) {
         shared.mass_tile[chunk & 1] = mass_tile;
-        shared.last_turn[chunk & 1] = course.visits_all ? chunk > course.last_tile_above : !sent;
-        shared.more[slot & 1] = slot + 1 < slots;
+        shared.turn[chunk & 1].last = course.visits_all ? chunk > course.last_tile_above : !sent;
+        shared.more[(chunk + 1) & 1] = slot + 1 < slots;
       }
       block_barrier();
       if (slot + 1 >= slots) break;
@@ -1777,7 +1802,8 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         continue;
       }
       block_barrier();
-      if (tile < course.needed && !shared.more[(course.needed - 1 - tile) & 1]) break;
+      // Gradients work on a tile further right by as many as lie between `needed` and the sweep's first.
+      if (tile < course.needed && !shared.more[(tile + 2 * CHUNKS_PER_CHECKPOINT + 1 + LANE_ROWS) & 1]) break;
     }
   } else if (role == GRAD_X) {
     const i32 thread = own_thread();
@@ -1804,7 +1830,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
       }
 #endif
       block_barrier();
-      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - tile) & 1]) break;
+      if (!shared.more[tile & 1]) break;
     }
 #if MODE != 0
     leave_sums(maker, shared.grads, closing, own_thread());
@@ -1820,7 +1846,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
     for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1;; tile--) {
       if (shared.visit[tile & 1]) {
-        const Turn turn{shared.first_turn[tile & 1] != 0, shared.last_turn[tile & 1] != 0};
+        const Turn& turn = shared.turn[tile & 1];
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
@@ -1830,7 +1856,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
 #endif
       }
       block_barrier();
-      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - tile) & 1]) break;
+      if (!shared.more[tile & 1]) break;
     }
   } else if (role == PORTER) {
     const i32 lane = own_lane();
@@ -1857,11 +1883,11 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
             wait_a_little();
           }
         shared.visit[(tile - 1) & 1] = next;
-        shared.first_turn[(tile - 1) & 1] = first;
+        shared.turn[(tile - 1) & 1].first = first;
         if (at_work) shared.below_end[slot & 1] = s.is_last ? NOWHERE : peek_end(end_below);
       }
       block_barrier();
-      if (!shared.more[slot & 1]) {
+      if (!shared.more[tile & 1]) {
         if (lane == 0 && takes_turns && at_work && s.index > 0) store_release(&turns[tile], (u32)course.walk_index);
         break;
       }
@@ -1870,7 +1896,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     block_barrier();
     for (i32 slot = 0;; slot++) {
       block_barrier();
-      if (!shared.more[slot & 1]) break;
+      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - slot) & 1]) break;
     }
   }
 #if MODE != 0
