@@ -996,6 +996,10 @@ DEVICE Course course_of(const Params& p, const Strip& s, i32 walk_index, i32 sta
   return c;
 }
 
+// Which of two places a slot has: by its number, or by the tile that gradients work on, as takes fewer registers.
+DEVICE i32 place_of_slot(const Course& c, i32 slot) { return (SPILLS_EASILY ? c.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - slot : slot) & 1; }
+DEVICE i32 place_of_tile(const Course& c, i32 tile) { return (SPILLS_EASILY ? tile : c.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - tile) & 1; }
+
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
@@ -1007,7 +1011,7 @@ struct alignas(16) BackwardShared {
   StoredState top[32];
   float passed_in[32], passed_out[32];
   // What one role tells the others, written in a slot and read in the next: two of each, in turns.
-  i32 more[2];       // by the gradients' tile: whether another slot follows
+  i32 more[2];       // by place_of_slot: whether another slot follows
   i32 below_end[2];  // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 mass_tile[2];  // by the sweep's chunk: the last with mass, NOWHERE while there is none
   i32 visit[2];      // by tile: whether gradients are to be made of it
@@ -1567,6 +1571,11 @@ typedef const Strip& StripOfGy;
 #else
 typedef Strip StripOfGy;
 #endif
+#if SLICED || SPILLS_EASILY
+typedef const Turn& TurnOfGy;
+#else
+typedef Turn TurnOfGy;
+#endif
 #if COSTS_ANEW
 typedef const Strip& StripOfCosts;
 #else
@@ -1672,7 +1681,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         }
       }
       block_barrier();
-      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - slot) & 1]) break;
+      if (!shared.more[place_of_slot(course, slot)]) break;
     }
   } else if (role == SWEEP) {
     const i32 lane = own_lane();
@@ -1782,7 +1791,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
       if (lane == 0) {
         shared.mass_tile[chunk & 1] = mass_tile;
         shared.turn[chunk & 1].last = course.visits_all ? chunk > course.last_tile_above : !sent;
-        shared.more[(chunk + 1) & 1] = slot + 1 < slots;
+        shared.more[place_of_slot(course, slot)] = slot + 1 < slots;
       }
       block_barrier();
       if (slot + 1 >= slots) break;
@@ -1802,8 +1811,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         continue;
       }
       block_barrier();
-      // Gradients work on a tile further right by as many as lie between `needed` and the sweep's first.
-      if (tile < course.needed && !shared.more[(tile + 2 * CHUNKS_PER_CHECKPOINT + 1 + LANE_ROWS) & 1]) break;
+      if (tile < course.needed && !shared.more[place_of_slot(course, course.needed - 1 - tile)]) break;
     }
   } else if (role == GRAD_X) {
     const i32 thread = own_thread();
@@ -1830,7 +1838,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
       }
 #endif
       block_barrier();
-      if (!shared.more[tile & 1]) break;
+      if (!shared.more[place_of_tile(course, tile)]) break;
     }
 #if MODE != 0
     leave_sums(maker, shared.grads, closing, own_thread());
@@ -1846,7 +1854,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     // In slot t the tile is top_chunk + CHUNKS_PER_CHECKPOINT + 1 - t.
     for (i32 tile = course.top_chunk + CHUNKS_PER_CHECKPOINT + 1;; tile--) {
       if (shared.visit[tile & 1]) {
-        const Turn& turn = shared.turn[tile & 1];
+        const TurnOfGy turn = shared.turn[tile & 1];
 #if MODE == 0
         write_alignment(p, s, shared.align, tile, factor, 1, thread);
 #elif MODE == 1
@@ -1856,7 +1864,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
 #endif
       }
       block_barrier();
-      if (!shared.more[tile & 1]) break;
+      if (!shared.more[place_of_tile(course, tile)]) break;
     }
   } else if (role == PORTER) {
     const i32 lane = own_lane();
@@ -1887,7 +1895,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
         if (at_work) shared.below_end[slot & 1] = s.is_last ? NOWHERE : peek_end(end_below);
       }
       block_barrier();
-      if (!shared.more[tile & 1]) {
+      if (!shared.more[place_of_slot(course, slot)]) {
         if (lane == 0 && takes_turns && at_work && s.index > 0) store_release(&turns[tile], (u32)course.walk_index);
         break;
       }
@@ -1896,7 +1904,7 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
     block_barrier();
     for (i32 slot = 0;; slot++) {
       block_barrier();
-      if (!shared.more[(course.top_chunk + CHUNKS_PER_CHECKPOINT + 1 - slot) & 1]) break;
+      if (!shared.more[place_of_slot(course, slot)]) break;
     }
   }
 #if MODE != 0
