@@ -131,8 +131,17 @@ def inputs(call: Call, routes: tuple[Route, ...], n: int = N, m: int = M, size: 
     return [x, y] if call.d else [(x.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1).to(call.dtype)]
 
 
+def use(gpu: EmulatedGpu) -> None:
+    launch.gpu = gpu  # type: ignore[assignment]  # it offers what the launcher uses of a Gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "gpu", launch.gpu)
+
+
 def gradients(call: Call, given: list[Tensor], gpu: EmulatedGpu) -> list[Tensor]:
-    launch.gpu = gpu  # type: ignore[assignment]
+    use(gpu)
     weights = torch.linspace(0.5, 1.5, given[0].shape[0])
     if not call.d:
         value, state = launch.cost_forward(*given, call.gamma, call.bandwidth, None, None, True)
@@ -157,11 +166,6 @@ def assert_right(call: Call, given: list[Tensor], answer: list[Tensor]) -> None:
         expected, rounding = list(torch.autograd.grad(value, cost, weights)), 0.0
     for ours, theirs in zip(answer, expected, strict=True):
         assert relative(ours, theirs) <= (max(1e-5, 10 * rounding) if call.dtype == F32 else 4e-3)
-
-
-@pytest.fixture(autouse=True)
-def _own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "gpu", launch.gpu)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
@@ -215,7 +219,7 @@ def test_what_has_no_mass_is_never_read(call: Call, begin: int, lead: Callable[[
     lead(begin)
     given = inputs(call, (down_then_right,), size=40.0)
     given = [side[:1].contiguous() for side in given]
-    launch.gpu = EmulatedGpu(begin)  # type: ignore[assignment]
+    use(EmulatedGpu(begin))
     weights = torch.ones(1)
     options = call.gamma, call.bandwidth
     value, state = launch.fused_forward(*given, *options, None, None, True)
@@ -276,7 +280,7 @@ def test_ragged_lengths(d: int, begin: int, lead: Callable[[int], None]) -> None
     x, y = inputs(call, (down_then_right, in_stairs))
     x_lengths, y_lengths = (torch.tensor(given, dtype=torch.int32) for given in ([N, 65, 200], [40, M, 129]))
     exact = truth(x, y, 1.0, None, x_lengths.tolist(), y_lengths.tolist())
-    launch.gpu = EmulatedGpu(d, resident=4, relaxed=True)  # type: ignore[assignment]
+    use(EmulatedGpu(d, resident=4, relaxed=True))
     value, state = launch.fused_forward(x, y, 1.0, -1, x_lengths, y_lengths, True)
     answer = launch.fused_backward(
         torch.ones(3), x, y, value, state, 1.0, -1, x_lengths, y_lengths, True, True

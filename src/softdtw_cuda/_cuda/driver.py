@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -79,7 +79,9 @@ class Queue:
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
-        self._check(self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self._stream))
+        status = self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self._stream)
+        if status:
+            self._refuse(status)
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
@@ -93,7 +95,7 @@ class Queue:
         arguments = ctypes.c_void_p(ctypes.addressof(params))
         status = self._gpu.launch_kernel(config_at, handle, ctypes.addressof(arguments), None)
         if status:
-            self._check(status)
+            self._refuse(status)
 
     def _prepare(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
         loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
@@ -107,10 +109,9 @@ class Queue:
         config = _LaunchConfig(grid, block, loaded.shared, self._stream, None, 0)
         return _Launch(config, ctypes.addressof(config), loaded.handle)
 
-    def _check(self, status: int) -> None:
-        if status:
-            self.close()
-            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
+    def _refuse(self, status: int) -> NoReturn:
+        self.close()
+        raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
     def close(self) -> None:
         """Makes the device that was current before current again."""

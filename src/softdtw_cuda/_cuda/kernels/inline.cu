@@ -530,10 +530,9 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
 #endif
       // Flows of the strip below: its first row is at our last row's column. Asked for here, needed after the walk.
       const i32 flow_column = first + lane - (STRIP_ROWS - 1);
+      bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
 #if TRIMS
-      const bool wanted = lane < SUBWALK && !s.is_last && flow_column <= reach_below && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
-#else
-      const bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
+      wanted = wanted && flow_column <= reach_below;
 #endif
       RowWord ahead{};
       if (wanted) ahead = load_word(row, flow_column);
@@ -677,7 +676,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         UNROLL for (int q = 0; q < LANE_ROWS; q++) {
           const i32 r = lane * LANE_ROWS + q, column = first - r;
           if (r > 0 && column >= s.first_column && column <= s.last_column && column <= reach) {
-            if (s.index > 0 && in_band(s, s.first_row - 1, column)) store_word(row, column, pack_flow(Flow{0, gy[q]}, owner_out));
+            if (in_band(s, s.first_row - 1, column)) store_word(row, column, pack_flow(Flow{0, gy[q]}, owner_out));
             else if (p.grad_y) store_gradient(p.grad_y, (i64)s.pair * p.m + column, (result_type)(2.0f * (float)grad * gy[q]), p.grad_y_wide);
           }
         }

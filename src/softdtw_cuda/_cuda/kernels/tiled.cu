@@ -1100,22 +1100,28 @@ struct GradX {
 #endif
 };
 
+// What a tile needs of memory, asked for one tile ahead.
+DEVICE void look_ahead(GradX& maker, const Params& p, const Strip& s, const Frame& frame, i32 tile, i32 thread) {
+#if MODE == 1
+  maker.next = fetch_direct(features_y(p, s), tile, thread);
+#elif MODE == 3 && SLICED
+  maker.next_rows = pointers_to(frame.y, tile * 32, thread);
+  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
+#elif MODE == 3 && LOOKS_AHEAD
+  maker.next = fetch_rows(frame.y, tile * 32, thread);
+#endif
+}
+
 DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, GradShared& shared, i32 first, i32 thread) {
   GradX maker;
+  look_ahead(maker, p, s, frame, first, thread);
 #if MODE == 3
   maker.row_sum[0] = maker.row_sum[1] = 0.0f;
-#if SLICED
-  maker.next_rows = pointers_to(frame.y, first * 32, thread);
-  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
-#elif LOOKS_AHEAD
-  maker.next = fetch_rows(frame.y, first * 32, thread);
-#endif
 #if !SLICED
   UNROLL for (int i = 0; i < GX_TILES; i++) UNROLL for (int e = 0; e < 4; e++) maker.sum[i][e] = 0.0f;
 #endif
 #elif MODE == 1
   Features x = features_x(p, s);
-  maker.next = fetch_direct(features_y(p, s), first, thread);
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     UNROLL for (int k = 0; k < DIMS; k++) {
       maker.sum[q][k] = 0.0f;
@@ -1127,10 +1133,6 @@ DEVICE GradX open_grad_x(const Params& p, const Strip& s, const Frame& frame, Gr
 }
 
 #if MODE == 1
-// What a tile needs of memory, asked for one tile ahead.
-DEVICE void look_ahead(GradX& maker, const Params& p, const Strip& s, const Frame&, i32 tile, i32 thread) {
-  maker.next = fetch_direct(features_y(p, s), tile, thread);
-}
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShared& shared, const Step* ring, i32 tile, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
   Features y = features_y(p, s);
@@ -1149,14 +1151,6 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, GradShare
   }
 }
 #elif MODE == 3
-DEVICE void look_ahead(GradX& maker, const Params& p, const Strip& s, const Frame& frame, i32 tile, i32 thread) {
-#if SLICED
-  maker.next_rows = pointers_to(frame.y, tile * 32, thread);
-  maker.next = fetch_slice(maker.next_rows, 0, p.d, thread);
-#elif LOOKS_AHEAD
-  maker.next = fetch_rows(frame.y, tile * 32, thread);
-#endif
-}
 DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Frame& frame, GradShared& shared, const Step* ring, i32 tile,
                         bool first_time, i32 thread) {
   const i32 start = ring_start(tile, ALIGN_CHUNKS), lane = thread & 31, warp = (i32)((u32)thread >> 5);
@@ -1571,7 +1565,7 @@ typedef const Strip& StripOfGy;
 #else
 typedef Strip StripOfGy;
 #endif
-#if SLICED || SPILLS_EASILY
+#if SLICED || SPILLS_EASILY || (INPUT == 3 && DIMS == 64 && FIT < 2)
 typedef const Turn& TurnOfGy;
 #else
 typedef Turn TurnOfGy;
@@ -1831,12 +1825,9 @@ template <bool ALONE> DEVICE void backward_pass(const Params& p, BackwardShared&
                     GRAD_X_ANEW ? own_thread() : thread);
 #endif
         begun = true;
-      }
-#if MODE != 0
-      else if (!begun && tile <= course.last_tile && tile > first_tile(course.strip)) {
+      } else if (!begun && tile <= course.last_tile && tile > first_tile(course.strip)) {
         look_ahead(maker, p, course.strip, shared.frame, tile - 1, own_thread());
       }
-#endif
       block_barrier();
       if (!shared.more[place_of_tile(course, tile)]) break;
     }
