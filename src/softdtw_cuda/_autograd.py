@@ -35,6 +35,12 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
+def _is_of_vmap(grad: Tensor) -> bool:
+    """Whether it stands for several gradients: torch.func.vmap's, or those of is_grads_batched."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
 # Plain eager tensors
 
 
@@ -86,17 +92,21 @@ class _Cost(torch.autograd.Function):
 
 
 class _FusedAtOnce(torch.autograd.Function):
-    """For pairs so small that the host is busier than the GPU: the gradient is computed with the value.
+    """For problems so small that the host is busier than the GPU: the gradient is computed with the value.
 
-    What is left for the backward, which runs in a thread of autograd's with cold caches, is one product.
+    What is left for the backward, which runs in a thread of autograd's with cold caches, is one product. The
+    first backward makes it in place, so that there is never a second copy; another one, of a graph that was
+    retained, computes the gradients anew.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
         need_x, need_y, _ = ctx.needs_input_grad
         result: Tensor
-        result, grad_x, grad_y = backend("cuda").fused_at_once(x, y, *options, need_x, need_y)
-        ctx.save_for_backward(x, y, grad_x, grad_y)  # x and y: changing them must be an error as ever
+        result, *gradients = backend("cuda").fused_at_once(x, y, *options, need_x, need_y)
+        ctx.options = options
+        ctx.kept = [gradients]
+        ctx.save_for_backward(x, y)  # changing them must be an error as ever
         return result
 
     @staticmethod
@@ -104,30 +114,45 @@ class _FusedAtOnce(torch.autograd.Function):
         refuse_second_order()
         if grad.dim():
             grad = grad.view(-1, 1, 1)
-        _, _, grad_x, grad_y = ctx.saved_tensors
-        x_product = None if grad_x is None else grad_x * grad
-        y_product = None if grad_y is None else grad_y * grad
+        x, y = ctx.saved_tensors
+        try:
+            gradients = ctx.kept.pop()  # by one of several threads
+        except IndexError:
+            gradients = None
+        if gradients is None:
+            need_x, need_y, _ = ctx.needs_input_grad
+            _, *gradients = backend("cuda").fused_at_once(x, y, *ctx.options, need_x, need_y)
+        grad_x, grad_y = gradients
+        multiply = Tensor.mul if _is_of_vmap(grad) else Tensor.mul_
+        x_product = None if grad_x is None else multiply(grad_x, grad)
+        y_product = None if grad_y is None else multiply(grad_y, grad)
         return x_product, y_product, None
 
 
-_MOST_CELLS_AT_ONCE = 2**18
-_MOST_NUMBERS_AT_ONCE = 2**16
+_MOST_CELLS_AT_ONCE = 2**21
+_MOST_STEPS_AT_ONCE = 2**10
+_MOST_NUMBERS_AT_ONCE = 2**20
+
+
+def are_small(batch: int, n: int, m: int, d: int) -> bool:
+    """Whether pairs have few cells, few steps to take one after the other, and few numbers to keep."""
+    return (
+        n + m <= _MOST_STEPS_AT_ONCE
+        and batch * n * m <= _MOST_CELLS_AT_ONCE
+        and batch * (n + m) * d <= _MOST_NUMBERS_AT_ONCE
+        and torch.version.hip is None
+    )
 
 
 def is_small(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> bool:
-    """Whether there are few cells, and few numbers, since gradients are kept from the forward on.
+    """Whether x and y can go at once.
 
     Not with lengths: a gradient that is not finite would reach the padding as NaN.
     """
     if not (x.is_cuda and x.dtype == torch.float32 and x_lengths is None and y_lengths is None):
         return False
     (batch, n, d), (y_batch, m, _) = x.shape, y.shape
-    return (
-        batch == y_batch
-        and batch * n * m <= _MOST_CELLS_AT_ONCE
-        and batch * (n + m) * d <= _MOST_NUMBERS_AT_ONCE
-        and torch.version.hip is None
-    )
+    return batch == y_batch and are_small(batch, n, m, d)
 
 
 _fused_with_gradient: Callable[..., Tensor] = _Fused.apply
@@ -210,17 +235,33 @@ class _CostInTransform(_InTransform):
 # What to call
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether the dispatcher would only call the kernel: no tracing, no fake tensors, no transforms."""
     return (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not _in_transform()
     )
+
+
+def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor | None:
+    """The values of small pairs, or one number, with gradients; None if a gradient is not what is needed.
+
+    For x and y of types in `PLAIN`, outside of compiled graphs. `options`: gamma, bandwidth and reduction.
+    """
+    if (
+        not (x.requires_grad or y.requires_grad)
+        or not torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or _in_transform()
+    ):
+        return None
+    return _fused_at_once(_without_dead_wrapper(x), _without_dead_wrapper(y), options)
 
 
 def fused(
@@ -241,7 +282,7 @@ def fused(
         _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
-    if not _is_plain(x) or type(y) not in _PLAIN:
+    if not _is_plain(x) or type(y) not in PLAIN:
         call: Any = _FusedInTransform.apply if save and _in_transform() else fused_forward
         value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
         return reduced(value, reduction)

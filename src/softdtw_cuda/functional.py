@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from . import _autograd
+from ._autograd import PLAIN
 from ._backends import kernel_missing
 from ._distances import SQUARED_EUCLIDEAN, DistanceFunction, Metric
 from ._ops import batch_size
 from ._reduction import Reduction, reduced
 from ._reference import fill_padding, value_dtype
 from ._validation import (
+    LARGEST_RADIUS,
     Lengths,
     check_band,
     check_band_of_all_pairs,
@@ -91,6 +95,25 @@ def softdtw_reduced(
     reduction: Reduction,
 ) -> Tensor:
     """:func:`softdtw`, and for a `reduction` other than "none" the mean or the sum of its values."""
+    if (
+        not torch.compiler.is_compiling()
+        and type(x) in PLAIN
+        and type(y) in PLAIN
+        and x.is_cuda
+        and type(gamma) is float
+        and (bandwidth is None or type(bandwidth) is int)
+        and normalize is False
+        and type(dist) is str
+        and (fused is None or fused is True)
+        and x_lengths is None
+        and y_lengths is None
+    ):
+        options = _options_at_once(
+            x.shape, y.shape, x.dtype, y.dtype, x.device, y.device, gamma, bandwidth, dist, reduction
+        )
+        value = None if options is None else _autograd.at_once(x, y, options)
+        if value is not None:
+            return value
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
@@ -103,6 +126,43 @@ def softdtw_reduced(
     else:
         value = _softdtw(x, y, gamma, radius, metric, use_fused, x_rows, y_rows, reduction=reduction)
     return value if batched or reduction != "none" else value[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _options_at_once(
+    x_shape: torch.Size,
+    y_shape: torch.Size,
+    x_dtype: torch.dtype,
+    y_dtype: torch.dtype,
+    x_device: torch.device,
+    y_device: torch.device,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str,
+    reduction: Reduction,
+) -> tuple[float, int, Reduction] | None:
+    """Options for `_autograd.at_once`, if pairs are small and there is nothing wrong; None otherwise.
+
+    What was found right once is not checked again, argument by argument, in every call: for small pairs that
+    would take as long as the kernels do.
+    """
+    if len(x_shape) != 3 or len(y_shape) != 3:
+        return None
+    (batch, n, d), (y_batch, m, y_d) = x_shape, y_shape
+    fine = (
+        x_dtype == y_dtype == torch.float32
+        and x_device == y_device
+        and batch == y_batch
+        and d == y_d
+        and min(batch, n, m, d) > 0
+        and 0.0 < gamma < math.inf
+        and (bandwidth is None or abs(n - m) <= bandwidth <= LARGEST_RADIUS)
+        and dist == "sqeuclidean"
+        and reduction in ("none", "mean", "sum")
+    )
+    if not fine or not _autograd.are_small(batch, n, m, d):
+        return None
+    return gamma, -1 if bandwidth is None else bandwidth, reduction
 
 
 def softdtw_divergence(

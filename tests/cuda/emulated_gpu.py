@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class EmulatedGpu:
         self._random = random.Random(seed)
         self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
         self.launched: list[tuple[Kernel, str]] = []
+        self.kept_calls: dict[Any, list[Any]] = {}
+        self.index, self.stream = 0, 0
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
@@ -90,6 +93,12 @@ class EmulatedGpu:
 
     def fill_with_ones(self, address: int, count: int) -> None:
         ctypes.memset(address, 255, count)
+
+    def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Callable[[], None]:
+        return functools.partial(self.run, kernel, part, params, blocks)
+
+    def repeat(self, launch: Callable[[], None]) -> None:
+        launch()
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         self.launched.append((kernel, part))

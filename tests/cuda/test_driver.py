@@ -21,6 +21,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.launched: list[tuple[tuple[int, ...], int, int, int, int]] = []
+        self.x: list[int | None] = []
         self.status = 0
 
     def launch(self, config_at: int, handle: int, arguments: int, extra: None) -> int:
@@ -30,6 +31,7 @@ class Driver:
         assert extra is None
         assert (given.attributes, given.attribute_count) == (None, 0)
         params = Params.from_address(argument)
+        self.x.append(params.x)
         shape = (*given.grid, *given.block)
         self.launched.append((shape, given.shared, given.stream, handle, params.blocks))
         return self.status
@@ -59,6 +61,19 @@ def test_a_launch_says_blocks_threads_memory_and_stream(fake: tuple[driver.Gpu, 
     for blocks in (5, 6, 5):
         queue.run(KERNEL, FORWARD, Params(), blocks)
     assert seen.launched == [((blocks, 1, 1, 256, 1, 1), 4096, STREAM, 77, blocks) for blocks in (5, 6, 5)]
+
+
+def test_a_prepared_launch_takes_what_its_params_say_by_then(fake: tuple[driver.Gpu, Driver]) -> None:
+    gpu, seen = fake
+    queue = gpu.queue(torch.device("cuda", 0))
+    params = Params()
+    launch = queue.prepare(KERNEL, FORWARD, params, 5)
+    assert not seen.launched
+    for value in (1, 2):
+        params.x = value
+        queue.repeat(launch)
+    assert seen.launched == [((5, 1, 1, 256, 1, 1), 4096, STREAM, 77, 5)] * 2
+    assert seen.x == [1, 2]
 
 
 def test_launches_kept_are_bounded(fake: tuple[driver.Gpu, Driver]) -> None:

@@ -653,6 +653,44 @@ def test_at_once_with_a_flagged_sample_among_others(compute: Compute) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("case", [Case(3, 40, 50, 5), Case(2, 150, 60, 5), Case(2, 40, 50, 1)], ids=str)
+def test_launches_are_kept_from_call_to_call(
+    compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other data at other addresses, and one at a time for each call that is under way."""
+    gpu = EmulatedGpu(1, resident=3, relaxed=True)
+    data = [inputs_of(case)._replace(weights=torch.ones(case.batch)) for _ in range(3)]
+    for factor, given in enumerate(data):
+        given.x.mul_(1.0 + factor)
+    expected = [compute(case, given)[:3] for given in data]
+    monkeypatch.setattr(launch, "gpu", gpu)
+    for given, right in zip(data, expected, strict=True):
+        for ours, theirs in zip(at_once(case, given, True, True), right, strict=True):
+            assert torch.equal(ours, theirs)
+    (kept,) = gpu.kept_calls.values()
+    assert len(kept) == 1
+    (ready,) = kept
+    kept.clear()  # as if another thread had taken it
+    for ours, theirs in zip(at_once(case, data[0], True, True), expected[0], strict=True):
+        assert torch.equal(ours, theirs)
+    assert len(kept) == 1
+    assert kept[0] is not ready
+    assert kept[0].main is not ready.main
+
+
+def test_calls_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(1, 3, 2, 2)
+    given = inputs_of(case)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(launch, "gpu", gpu)
+    monkeypatch.setattr(launch, "_MOST_CALLS_KEPT", 3)
+    for gamma in range(1, 9):
+        at_once(replace(case, gamma=float(gamma)), given, True, True)
+        assert len(gpu.kept_calls) <= 3
+    assert len(gpu.kept_calls) == 2
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: Reduction) -> None:
     case = Case(3, 40, 70, 5, gamma=0.5)
@@ -670,12 +708,20 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
     exact = exact if reduction == "none" else exact.mean() if reduction == "mean" else exact.sum()
     assert loss.shape == exact.shape
     assert relative(loss.detach().reshape(-1), exact.detach().reshape(-1)) < 1e-6
-    for _ in range(2):  # as often as asked for
+    for _ in range(3):  # as often as asked for
         gradients = torch.autograd.grad(loss, (x, y), weights.float(), retain_graph=True)
         for ours, theirs in zip(
             gradients, torch.autograd.grad(exact, (exact_x, exact_y), weights, retain_graph=True), strict=True
         ):
             assert relative(ours, theirs) < 1e-6
+    several = torch.stack([weights, -2.0 * weights]).float()
+    by_vmap = torch.func.vmap(lambda weight: torch.autograd.grad(loss, (x, y), weight, retain_graph=True))
+    for batched in (
+        torch.autograd.grad(loss, (x, y), several, is_grads_batched=True, retain_graph=True),
+        by_vmap(several),
+    ):
+        for one, both in zip(gradients, batched, strict=True):
+            assert torch.equal(both, torch.stack([one, -2.0 * one]))
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(loss.sum(), x, create_graph=True)
     (alone,) = torch.autograd.grad(SoftDTW(gamma=case.gamma, reduction=reduction)(x.detach(), y).sum(), y)

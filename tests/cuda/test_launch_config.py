@@ -249,7 +249,7 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
                 if kernel is None:
                     continue
                 if kernel.strips(n) > 1:
-                        assert layout.row_bytes == (m + 2 * chosen.main.strips(n)) * config.ROW_WORD
+                    assert layout.row_bytes == (m + 2 * chosen.main.strips(n)) * config.ROW_WORD
                 if save:
                     assert kernel.pair_bytes(n, m, bandwidth) <= layout.pair_bytes
                     assert layout.pair_bytes % 16 == kernel.states_bytes(n, m, bandwidth) % 16 == 0

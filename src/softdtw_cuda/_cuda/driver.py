@@ -55,6 +55,16 @@ class _Launch(NamedTuple):
     handle: int
 
 
+class Launch(NamedTuple):
+    """A launch with its argument, to be made again; the first two keep alive what the others point to."""
+
+    made_of: _Launch
+    argument: ctypes.c_void_p
+    config_at: int
+    handle: int
+    arguments_at: int
+
+
 _LaunchKey = tuple[str, str, int, int, int]
 """A kernel's tag and part, how many blocks, device and stream."""
 
@@ -62,10 +72,10 @@ _LaunchKey = tuple[str, str, int, int, int]
 class Queue:
     """torch's current stream of a device, whose context is current until `close`."""
 
-    __slots__ = ("_gpu", "_here", "_index", "_stream")
+    __slots__ = ("_gpu", "_here", "index", "stream")
 
     def __init__(self, gpu: Gpu, index: int) -> None:
-        self._gpu, self._index = gpu, index
+        self._gpu, self.index = gpu, index
         self._here: int = torch._C._cuda_getDevice()
         if self._here != index:
             torch._C._cuda_setDevice(index)
@@ -75,38 +85,47 @@ class Queue:
 
             Device(index).set_current()
             gpu.threads.has_context = True
-        self._stream: int = torch._C._cuda_getCurrentRawStream(index)
+        self.stream: int = torch._C._cuda_getCurrentRawStream(index)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
-        status = self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self._stream)
+        status = self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self.stream)
         if status:
             self._refuse(status)
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
+        self.repeat(self.prepare(kernel, part, params, blocks))
+
+    def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Launch:
+        """Makes a launch ready, to be repeated as long as its `params` live; they may change in between."""
         params.blocks = blocks
-        key = kernel.tag, part, blocks, self._index, self._stream
-        launch = self._gpu.launches.get(key)
-        if launch is None:
-            launch = self._prepare(kernel, part, blocks, bool(params.save))
-            self._gpu.keep(key, launch)
-        _, config_at, handle = launch
-        arguments = ctypes.c_void_p(ctypes.addressof(params))
-        status = self._gpu.launch_kernel(config_at, handle, ctypes.addressof(arguments), None)
+        key = kernel.tag, part, blocks, self.index, self.stream
+        made_of = self._gpu.launches.get(key)
+        if made_of is None:
+            made_of = self._load(kernel, part, blocks, bool(params.save))
+            self._gpu.keep(key, made_of)
+        _, config_at, handle = made_of
+        argument = ctypes.c_void_p(ctypes.addressof(params))
+        return Launch(made_of, argument, config_at, handle, ctypes.addressof(argument))
+
+    def repeat(self, launch: Launch) -> None:
+        """Launches."""
+        _, _, config_at, handle, arguments_at = launch
+        status = self._gpu.launch_kernel(config_at, handle, arguments_at, None)
         if status:
             self._refuse(status)
 
-    def _prepare(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
-        loaded = self._gpu.loaded.get((kernel.tag, part, self._index))
+    def _load(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
+        loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
         if loaded is None:
             try:
-                loaded = self._gpu.load(kernel, part, self._index, save)
+                loaded = self._gpu.load(kernel, part, self.index, save)
             except BaseException:
                 self.close()
                 raise
         grid, block = (blocks, 1, 1), (loaded.threads, 1, 1)
-        config = _LaunchConfig(grid, block, loaded.shared, self._stream, None, 0)
+        config = _LaunchConfig(grid, block, loaded.shared, self.stream, None, 0)
         return _Launch(config, ctypes.addressof(config), loaded.handle)
 
     def _refuse(self, status: int) -> NoReturn:
@@ -115,7 +134,7 @@ class Queue:
 
     def close(self) -> None:
         """Makes the device that was current before current again."""
-        if self._here != self._index:
+        if self._here != self.index:
             torch._C._cuda_setDevice(self._here)
 
 
@@ -126,6 +145,7 @@ class Gpu:
         self.loaded: dict[tuple[str, str, int], _Loaded] = {}
         self.threads = threading.local()
         self.launches: dict[_LaunchKey, _Launch] = {}
+        self.kept_calls: dict[Any, list[Any]] = {}
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from .._reduction import Reduction, reduced
 from .._reference import value_dtype
 from . import config
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
-from .driver import Gpu
+from .driver import Gpu, Launch, Queue
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
@@ -28,6 +29,7 @@ _REDO_BLOCKS_PER_PROCESSOR = 4
 _MOST_BLOCKS = 2**31 - 1
 _MOST_PAIRS_FOR_A_WARP = 1024
 """So many values can be added up, and so many flags looked through, by one warp."""
+_MOST_CALLS_KEPT = 256
 
 gpu = Gpu()
 
@@ -110,9 +112,9 @@ _Inputs = tuple[int, int, int, int, int, int]
 y is 0 for a cost matrix."""
 
 
-def _params(
+def _point(
+    p: Params,
     call: _Call,
-    template: bytes,
     inputs: _Inputs,
     base: int,
     value: int,
@@ -120,12 +122,16 @@ def _params(
     grad: int = 0,
     grad_x: int = 0,
     grad_y: int = 0,
-) -> Params:
-    """For the main kernel, on the buffer at `base`, whose front is its scratch."""
-    p = Params.from_buffer_copy(template)
+    redo: bool = False,
+) -> None:
+    """Points `p` at tensors and at the buffer at `base`, whose front is scratch.
+
+    With `redo` for the launch after the main kernel, which is to leave the scratch as it is.
+    """
     layout = call.layout
     x, y, x_lengths, y_lengths, x_stride, y_stride = inputs
     states = base + layout.pairs
+    tickets, other_tickets = (base + 4, base) if redo else (base, base + 4)
     set_addresses(
         p,
         0,
@@ -141,35 +147,31 @@ def _params(
         grad_x,  # sum_x
         grad_y,  # sum_y
         states,
-        states + call.bounds,
+        states + (call.redo_bounds if redo else call.bounds),
         0,  # scratch
         base + layout.rows,
         base + layout.more_rows,
-        base,  # tickets
-        base + 4,  # other_tickets
+        tickets,
+        other_tickets,
         base + layout.health,
         base + layout.tokens,
         base + layout.turns,
         x_stride,
         y_stride,
     )
-    return p
 
 
-def _set_scratch(p: Params, layout: Layout, scratch: int) -> None:
-    p.tickets, p.other_tickets, p.tokens = scratch, scratch + 4, scratch + layout.tokens
-    p.rows = scratch + layout.rows
-    if layout.more_rows < layout.scratch:
-        p.more_rows = scratch + layout.more_rows
+def _set_redo_counts(p: Params, call: _Call) -> None:
+    p.strips, p.checkpoints, p.bound_columns = call.redo_counts
+    p.redo = 1
 
 
 def _turn_to_redo(p: Params, call: _Call, restore: bool) -> None:
     """Makes the main kernel's `p` that of the launch after it, which is to `restore` the scratch or not."""
-    p.strips, p.checkpoints, p.bound_columns = call.redo_counts
+    _set_redo_counts(p, call)
     p.bounds += call.redo_bounds - call.bounds
     p.scratch = p.tickets if restore else 0
     p.tickets, p.other_tickets = p.other_tickets, p.tickets
-    p.redo = 1
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
@@ -212,7 +214,8 @@ def _forward(
     value = gpu.empty(batch, dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
-    p = _params(call, call.params, inputs, base, value.data_ptr())
+    p = Params.from_buffer_copy(call.params)
+    _point(p, call, inputs, base, value.data_ptr())
     p.save = save
     queue = gpu.queue(device)
     queue.fill_with_ones(base, call.layout.filled)
@@ -239,9 +242,10 @@ def _backward(
     plan, device = call.plan, value.device
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
-    p = _params(
+    p = Params.from_buffer_copy(call.params)
+    _point(
+        p,
         call,
-        call.params,
         inputs,
         state.data_ptr(),
         value.data_ptr(),
@@ -322,40 +326,53 @@ def fused_backward(
 
 
 class _AtOnce(NamedTuple):
-    """A call of `fused_at_once`; its `params` go to every launch of it.
+    """The launches of a call of `fused_at_once`, kept for the next one like it, in which addresses differ.
 
-    Pairs of one strip take one launch for both passes. For others the backward's scratch lies before the
-    buffer that begins at `second`, so that one fill prepares both. Few values are reduced by the last launch,
-    from the end of the buffer, and a launch for both passes then prepares the last one's scratch, too.
+    Pairs of one strip take one launch for both passes. The last launch redoes flagged samples and, if they
+    are few, reduces `values` at the end of the buffer; a launch for both passes then prepares the last one's
+    scratch, too, and nothing need be `filled` before it.
     """
 
     call: _Call
-    params: bytes
-    second: int
+    main: Params
+    redo: Params
+    passes: tuple[Launch, ...]
+    last: Launch
     filled: int
     values: int
     floats: int
 
 
-@functools.lru_cache(maxsize=256)
 def _at_once(
-    batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, aligned: bool, reduction: Reduction
+    queue: Queue,
+    x_shape: torch.Size,
+    y_shape: torch.Size,
+    gamma: float,
+    bandwidth: int,
+    aligned: bool,
+    reduction: Reduction,
 ) -> _AtOnce:
+    (batch, n, d), m = x_shape, y_shape[1]
     call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, aligned, True)
-    layout = call.layout
-    second = 0 if call.alone else layout.pairs
+    plan = call.plan
+    assert plan.redo is not None  # float32 has narrow kernels
     few = batch <= _MOST_PAIRS_FOR_A_WARP
-    in_kernel = few and call.plan.redo is not None and reduction != "none"
-    values = second + layout.total
-    p = Params.from_buffer_copy(call.params)
-    p.save = 1
-    p.weight = 1.0 / batch if reduction == "mean" else 1.0
-    p.scan = call.alone and few
+    in_kernel = few and reduction != "none"
+    values = call.layout.total
+    main = Params.from_buffer_copy(call.params)
+    main.save = 1
+    main.weight = 1.0 / batch if reduction == "mean" else 1.0
+    main.scan = call.alone and few
+    redo = Params.from_buffer_copy(main)
+    _set_redo_counts(redo, call)
+    parts = (AT_ONCE,) if call.alone else (FORWARD, BACKWARD)
     return _AtOnce(
         call=call,
-        params=bytes(p),
-        second=second,
-        filled=0 if p.scan else second + layout.filled,
+        main=main,
+        redo=redo,
+        passes=tuple(queue.prepare(plan.main, part, main, call.blocks) for part in parts),
+        last=queue.prepare(plan.redo, REDO, redo, call.redo_blocks),
+        filled=0 if main.scan else call.layout.filled,
         values=values if in_kernel else 0,
         floats=values // 4 + batch if in_kernel else values // 4,
     )
@@ -365,47 +382,60 @@ def fused_at_once(
     x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, need_x: bool, need_y: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
-    (batch, n, d), m = x.shape, y.shape[1]
+    x_shape, y_shape = x.shape, y.shape
     if x.is_contiguous() and y.is_contiguous():
+        (_, n, d), m = x_shape, y_shape[1]
         inputs = x.data_ptr(), y.data_ptr(), 0, 0, n * d, m * d
     else:
         x, y = _rows_contiguous(x), _rows_contiguous(y)
         inputs = _inputs_of(x, y, None, None)
-    call, params, second, filled, values, floats = _at_once(
-        batch, n, m, d, gamma, bandwidth, _aligned(inputs, 4), reduction
-    )
-    grad_x = gpu.empty_like(x) if need_x else None
-    grad_y = gpu.empty_like(y) if need_y else None
-    buffer = gpu.new_scratch(x, floats)
-    result = gpu.new_number(x) if values else gpu.empty(batch, torch.float32, x.device)
-    start, result_at = buffer.data_ptr(), result.data_ptr()
-    p = _params(
-        call,
-        params,
-        inputs,
-        start + second,
-        start + values if values else result_at,
-        result_at if values else 0,
-        0,
-        0 if grad_x is None else grad_x.data_ptr(),
-        0 if grad_y is None else grad_y.data_ptr(),
-    )
-    plan = call.plan
+    aligned = _aligned(inputs, 4)
     queue = gpu.queue(x.device)
-    if filled:
-        queue.fill_with_ones(start, filled)
-    if call.alone:
-        queue.run(plan.main, AT_ONCE, p, batch)
-    else:
-        p.turns = start + call.layout.turns
-        queue.run(plan.main, FORWARD, p, call.blocks)
-        _set_scratch(p, call.layout, start)
-        queue.run(plan.main, BACKWARD, p, call.blocks)
-    if plan.redo is not None:
-        _turn_to_redo(p, call, restore=False)
-        queue.run(plan.redo, REDO, p, call.redo_blocks)
-    queue.close()
+    try:
+        key = x_shape, y_shape, gamma, bandwidth, aligned, reduction, queue.index, queue.stream
+        kept = gpu.kept_calls.get(key)
+        if kept is None:
+            kept = _keep_calls_like(key)
+        try:
+            ready = kept.pop()  # so that no other thread has it
+        except IndexError:
+            ready = None
+        if ready is None:  # not up there: what is raised and caught on the way would hold on to this frame
+            ready = _at_once(queue, *key[:6])
+        call, main, redo, passes, last, filled, values, floats = ready
+        grad_x = gpu.empty_like(x) if need_x else None
+        grad_y = gpu.empty_like(y) if need_y else None
+        buffer = gpu.new_scratch(x, floats)
+        result = gpu.new_number(x) if values else gpu.empty(x_shape[0], torch.float32, x.device)
+        start, result_at = buffer.data_ptr(), result.data_ptr()
+        addresses = (
+            inputs,
+            start,
+            start + values if values else result_at,
+            result_at if values else 0,
+            0,
+            0 if grad_x is None else grad_x.data_ptr(),
+            0 if grad_y is None else grad_y.data_ptr(),
+        )
+        _point(main, call, *addresses)
+        _point(redo, call, *addresses, True)
+        if filled:
+            queue.fill_with_ones(start, filled)
+        queue.repeat(passes[0])
+        if not call.alone:
+            queue.fill_with_ones(start, call.layout.scratch)
+            queue.repeat(passes[1])
+        queue.repeat(last)
+        kept.append(ready)
+    finally:
+        queue.close()
     return result if values else reduced(result, reduction), grad_x, grad_y
+
+
+def _keep_calls_like(key: Hashable) -> list[_AtOnce]:
+    if len(gpu.kept_calls) >= _MOST_CALLS_KEPT:
+        gpu.kept_calls.clear()
+    return gpu.kept_calls.setdefault(key, [])
 
 
 def cost_forward(
