@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from torch import Tensor, nn
 
 from ._distances import DistanceFunction
@@ -9,10 +11,11 @@ from ._reduction import Reduction
 from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
 from .functional import softdtw_reduced
 
+_REDUCTIONS = ("none", "mean", "sum")
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
+
+def _refuse_reduction(reduction: object) -> NoReturn:
+    raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
 
 
 class SoftDTW(nn.Module):
@@ -51,7 +54,8 @@ class SoftDTW(nn.Module):
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
         check_fused(fused, check_metric(dist), kernel_missing=None)
-        _check_reduction(reduction)
+        if reduction not in _REDUCTIONS:
+            _refuse_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth
         self.normalize = normalize
@@ -63,7 +67,8 @@ class SoftDTW(nn.Module):
         self, x: Tensor, y: Tensor, x_lengths: Lengths | None = None, y_lengths: Lengths | None = None
     ) -> Tensor:
         """Loss of x (B, N, D) against y (B, M, D), with optional true lengths of each series."""
-        _check_reduction(self.reduction)
+        if self.reduction not in _REDUCTIONS:
+            _refuse_reduction(self.reduction)
         return softdtw_reduced(
             x,
             y,

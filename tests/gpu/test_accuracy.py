@@ -47,6 +47,19 @@ def test_float32_budget(n: int, m: int, gamma: float) -> None:
     assert not failed
 
 
+@pytest.mark.parametrize("apart", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("d", [1, 5, 64, 130])
+def test_series_that_nearly_agree(d: int, apart: float) -> None:
+    """Differences keep their digits; products keep those of the series themselves (docs/accuracy.md)."""
+    x, noise = pair(3, 200, 200, d)
+    y = x + apart * noise
+    limit = 1e-6 if d <= 16 else 2e-7 / apart
+    _, *gradients = value_and_gradients(x, y, gamma=0.1)
+    expected = truth(x, y, 0.1)
+    for measured, exact in zip(gradients, (expected.grad_x, expected.grad_y), strict=True):
+        assert relative(measured, exact) <= limit
+
+
 @pytest.mark.parametrize("gamma", [1e-6, 1e6])
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 @pytest.mark.parametrize("d", [1, 5, 64])
