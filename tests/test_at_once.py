@@ -5,16 +5,19 @@ What it computes is tested on the emulator (tests/cuda) and on GPUs (tests/gpu).
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softdtw_cuda import _autograd
+from softdtw_cuda import _autograd, functional
 from softdtw_cuda._reduction import Reduction
 from softdtw_cuda.functional import _options_at_once
 
@@ -79,15 +82,93 @@ def test_others_go_the_long_way(wrong: dict[str, Any]) -> None:
     assert _options_at_once(**{**RIGHT, **wrong}) is None
 
 
+class _OnGpu(Tensor):
+    """Says that it is."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+LANE: dict[str, Any] = {
+    "gamma": 0.5,
+    "bandwidth": None,
+    "normalize": False,
+    "dist": "sqeuclidean",
+    "fused": None,
+    "x_lengths": None,
+    "y_lengths": None,
+    "reduction": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("different", "short"),
+    [
+        ({}, True),
+        ({"fused": True}, True),
+        ({"bandwidth": 10}, True),
+        ({"reduction": "sum"}, True),
+        ({"gamma": 1}, False),
+        ({"gamma": numpy.float64(0.5)}, False),
+        ({"bandwidth": True}, False),
+        ({"bandwidth": numpy.int64(10)}, False),
+        ({"normalize": True}, False),
+        ({"normalize": numpy.bool_(True)}, False),
+        ({"dist": "cosine"}, False),
+        ({"dist": lambda x, y: torch.cdist(x, y)}, False),
+        ({"fused": False}, False),
+        ({"fused": 1}, False),
+        ({"x_lengths": [3, 4, 5, 6]}, False),
+        ({"y_lengths": torch.tensor([3, 4, 5, 6])}, False),
+    ],
+    ids=str,
+)
+def test_what_takes_the_short_way(
+    different: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
+        taken.append(options)
+        raise StopIteration
+
+    monkeypatch.setattr(functional, "PLAIN", frozenset((Tensor, _OnGpu)))
+    monkeypatch.setattr(_autograd, "at_once", at_once)
+    x, y = (torch.randn(4, steps, 3).as_subclass(_OnGpu).requires_grad_() for steps in (20, 30))
+    options = {**LANE, **different}
+    with contextlib.suppress(Exception):  # the long way may lead anywhere, with such tensors
+        functional.softdtw_reduced(x, y, **options)
+    radius = -1 if options["bandwidth"] is None else options["bandwidth"]
+    assert taken == ([(0.5, radius, options["reduction"])] if short else [])
+    for plain in (x.as_subclass(Tensor), _OnGpu(x.detach())):  # on the CPU; without a gradient
+        taken.clear()
+        with contextlib.suppress(Exception):
+            functional.softdtw_reduced(plain, y.detach(), **options)
+        assert not taken
+
+
+def test_compiled_graphs_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(functional, "PLAIN", frozenset((Tensor, _OnGpu)))
+    monkeypatch.setattr(_autograd, "at_once", lambda *arguments: taken.append(arguments))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    x, y = (torch.randn(4, steps, 3).as_subclass(_OnGpu).requires_grad_() for steps in (20, 30))
+    with contextlib.suppress(Exception):
+        functional.softdtw_reduced(x, y, **LANE)
+    assert not taken
+
+
 class _Backend:
     def __init__(self) -> None:
         self.calls = 0
+        self.made: list[int] = []
 
     def fused_at_once(
         self, x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, *needed: bool
     ) -> tuple[Tensor | None, ...]:
+        assert x.data_ptr() != y.data_ptr()  # which the launcher asks for
         self.calls += 1
         gradients = [side.detach() * 2 if need else None for side, need in zip((x, y), needed, strict=True)]
+        self.made += [gradient.data_ptr() for gradient in gradients if gradient is not None]
         return (x.detach().square().sum() + y.detach().square().sum(), *gradients)
 
 
@@ -99,20 +180,20 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> _Backend:
     return made
 
 
-def call(x: Tensor, y: Tensor) -> Tensor | None:
+def call(x: Tensor, y: Tensor) -> Tensor:
     return _autograd.at_once(x, y, (0.5, -1, "mean"))
 
 
 def test_each_backward_gets_gradients_of_its_own(backend: _Backend) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1, requires_grad=True)
     value = call(x, y)
-    assert value is not None
     grads = [torch.autograd.grad(3.0 * value, (x, y), retain_graph=True) for _ in range(3)]
     assert backend.calls == 3  # the first backward takes what the forward made
     for grad_x, grad_y in grads:
         assert torch.equal(grad_x, 6.0 * x)
         assert torch.equal(grad_y, 6.0 * y)
-    assert len({grad.data_ptr() for pair in grads for grad in pair}) == 6
+    assert [grad.data_ptr() for pair in grads for grad in pair] == backend.made  # in place
+    assert len(set(backend.made)) == 6
     value.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, 2.0 * x)
@@ -123,41 +204,93 @@ def test_each_backward_gets_gradients_of_its_own(backend: _Backend) -> None:
 def test_changed_inputs_are_an_error(backend: _Backend) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
     value = call(x, y)
-    assert value is not None
     y.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
 
 
-def test_without_a_gradient_to_compute(backend: _Backend) -> None:
-    x, y = torch.randn(2, 3, 1), torch.randn(2, 4, 1)
-    assert call(x, y) is None
-    x.requires_grad_()
-    with torch.no_grad():
-        assert call(x, y) is None
-    with torch.inference_mode():
-        assert call(x, y) is None
-    assert backend.calls == 0
-    assert call(x, y) is not None
-    assert call(y, x) is not None
-
-
-def test_under_transforms_and_modes(backend: _Backend) -> None:
+def test_products_that_are_not_made_in_place(backend: _Backend) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
+    value = call(x, y)
+
+    def gradient(weight: Tensor) -> Tensor:
+        return torch.autograd.grad(value, x, weight, retain_graph=True)[0]
+
+    class Marked(Tensor):
+        pass
+
+    three = torch.tensor(3.0)
+    marked = gradient(three.as_subclass(Marked))
+    assert type(marked) is Marked
+    assert marked.data_ptr() not in backend.made
+    assert torch.equal(torch.func.functionalize(gradient)(three), 6.0 * x)
+    several = torch.tensor([1.0, 3.0])
+    expected = torch.stack([2.0 * x, 6.0 * x])
+    assert torch.equal(torch.func.vmap(gradient)(several), expected)
+    (batched,) = torch.autograd.grad(value, x, several, retain_graph=True, is_grads_batched=True)
+    assert torch.equal(batched, expected)
+    with torch.inference_mode(), torch.enable_grad():
+        of_inference = call(x, y)
+    assert torch.equal(torch.autograd.grad(of_inference, x, three)[0], 6.0 * x)
+
+
+def test_a_tensor_kept_beyond_its_transform(backend: _Backend) -> None:
+    x, kept = torch.randn(2, 3, 1, requires_grad=True), []
+
+    def keep(given: Tensor) -> Tensor:
+        kept.append(given)
+        return given.sum()
+
+    torch.func.grad(keep)(torch.randn(2, 4, 1))
+    call(x, kept[0]).backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2.0 * x)
+
+
+def test_who_needs_a_plain_gradient() -> None:
+    x, y = torch.randn(2, 3, 1), torch.randn(2, 4, 1)
+    assert not _autograd.needs_plain_gradient(x, y)
+    x.requires_grad_()
+    assert _autograd.needs_plain_gradient(x, y)
+    assert _autograd.needs_plain_gradient(y, x)
+    with torch.no_grad():
+        assert not _autograd.needs_plain_gradient(x, y)
+    with torch.inference_mode():
+        assert not _autograd.needs_plain_gradient(x, y)
 
     def inside(given: Tensor) -> Tensor:
-        assert call(given, y) is None
+        assert not _autograd.needs_plain_gradient(given, y)
         return given.sum()
 
     torch.func.grad(inside)(x.detach())
     torch.func.vmap(inside)(x.detach().unsqueeze(0).requires_grad_())
     with forward_ad.dual_level():
-        assert call(x, y) is None
+        assert not _autograd.needs_plain_gradient(x, y)
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        assert call(x, y) is None
-    assert backend.calls == 0
+        assert not _autograd.needs_plain_gradient(x, y)
+
+
+@pytest.mark.parametrize(
+    ("different", "small"),
+    [
+        ({}, True),
+        ({"is_cuda": False}, False),
+        ({"dtype": torch.float64}, False),
+        ({"shape": torch.Size((1, 20, 3))}, False),
+        ({"shape": torch.Size((4, 1020, 3))}, False),
+    ],
+    ids=str,
+)
+def test_small_tensors(different: dict[str, Any], small: bool) -> None:
+    about = {"is_cuda": True, "dtype": torch.float32}
+    x = SimpleNamespace(**{**about, "shape": SHAPE, **different})
+    y = SimpleNamespace(**about, shape=RIGHT["y_shape"])
+    lengths = torch.ones(4, dtype=torch.int32)
+    assert _autograd.is_small(x, y, None, None) == small  # type: ignore[arg-type]  # all that is looked at
+    assert not _autograd.is_small(x, y, lengths, None)  # type: ignore[arg-type]
+    assert not _autograd.is_small(x, y, None, lengths)  # type: ignore[arg-type]

@@ -35,10 +35,25 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
-def _is_of_vmap(grad: Tensor) -> bool:
-    """Whether it stands for several gradients: torch.func.vmap's, or those of is_grads_batched."""
+def _product(kept: Tensor | None, grad: Tensor) -> Tensor | None:
+    """kept * grad, in place where nobody can tell.
+
+    That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched), and not in
+    the capture of a graph, which may be replayed without the forward that made `kept`.
+    """
+    if kept is None:
+        return None
     functorch = torch._C._functorch
-    return functorch.is_batchedtensor(grad) or functorch.is_legacy_batchedtensor(grad)
+    if (
+        torch.compiler.is_compiling()
+        or type(grad) is not Tensor
+        or functorch.is_functorch_wrapped_tensor(grad)
+        or functorch.is_legacy_batchedtensor(grad)
+        or kept.is_inference()
+        or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        return kept * grad
+    return kept.mul_(grad)
 
 
 # Plain eager tensors
@@ -123,10 +138,7 @@ class _FusedAtOnce(torch.autograd.Function):
             need_x, need_y, _ = ctx.needs_input_grad
             _, *gradients = backend("cuda").fused_at_once(x, y, *ctx.options, need_x, need_y)
         grad_x, grad_y = gradients
-        multiply = Tensor.mul if _is_of_vmap(grad) else Tensor.mul_
-        x_product = None if grad_x is None else multiply(grad_x, grad)
-        y_product = None if grad_y is None else multiply(grad_y, grad)
-        return x_product, y_product, None
+        return _product(grad_x, grad), _product(grad_y, grad), None
 
 
 _MOST_CELLS_AT_ONCE = 2**21
@@ -248,19 +260,22 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor | None:
-    """The values of small pairs, or one number, with gradients; None if a gradient is not what is needed.
+def needs_plain_gradient(x: Tensor, y: Tensor) -> bool:
+    """Whether a gradient by an eager backward is needed, and nothing else, of x and y of types in `PLAIN`."""
+    return (
+        (x.requires_grad or y.requires_grad)
+        and torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and not torch._C._len_torch_dispatch_stack()
+        and not _in_transform()
+    )
 
-    For x and y of types in `PLAIN`, outside of compiled graphs. `options`: gamma, bandwidth and reduction.
+
+def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
+    """The values of small pairs that need a plain gradient, or one number, with gradients.
+
+    `options` are gamma, bandwidth and reduction.
     """
-    if (
-        not (x.requires_grad or y.requires_grad)
-        or not torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack()
-        or _in_transform()
-    ):
-        return None
     return _fused_at_once(_without_dead_wrapper(x), _without_dead_wrapper(y), options)
 
 

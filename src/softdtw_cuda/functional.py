@@ -107,13 +107,13 @@ def softdtw_reduced(
         and (fused is None or fused is True)
         and x_lengths is None
         and y_lengths is None
+        and _autograd.needs_plain_gradient(x, y)
     ):
         options = _options_at_once(
             x.shape, y.shape, x.dtype, y.dtype, x.device, y.device, gamma, bandwidth, dist, reduction
         )
-        value = None if options is None else _autograd.at_once(x, y, options)
-        if value is not None:
-            return value
+        if options is not None:
+            return _autograd.at_once(x, y, options)
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)

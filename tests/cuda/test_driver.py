@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 
 import pytest
@@ -74,6 +75,20 @@ def test_a_prepared_launch_takes_what_its_params_say_by_then(fake: tuple[driver.
         queue.repeat(launch)
     assert seen.launched == [((5, 1, 1, 256, 1, 1), 4096, STREAM, 77, 5)] * 2
     assert seen.x == [1, 2]
+
+
+def test_a_prepared_launch_outlives_what_it_was_made_of(fake: tuple[driver.Gpu, Driver]) -> None:
+    gpu, seen = fake
+    queue = gpu.queue(torch.device("cuda", 0))
+    params = Params()
+    launches = [queue.prepare(KERNEL, FORWARD, params, blocks) for blocks in range(1, 200)]
+    gpu.launches.clear()
+    gc.collect()
+    others = [driver._LaunchConfig() for _ in range(500)]  # where freed ones were
+    for launch in launches:
+        queue.repeat(launch)
+    assert [shape[0] for shape, *_ in seen.launched] == list(range(1, 200))
+    assert len(others) == 500
 
 
 def test_launches_kept_are_bounded(fake: tuple[driver.Gpu, Driver]) -> None:

@@ -385,6 +385,19 @@ def test_right(compute: Compute, case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
+    [Case(2, 130, 130, 1, gamma=0.01), Case(2, 130, 130, 5, gamma=0.01), Case(2, 130, 130, 5, bandwidth=40)],
+    ids=str,
+)
+def test_series_that_nearly_agree(compute: Compute, case: Case) -> None:
+    """The little mass that rounding puts beside the path meets differences 1000 times as large."""
+    given = inputs_of(case)
+    assert given.y is not None
+    given.y.mul_(0.001).add_(given.x)
+    assert_right(case, given, compute(case, given))
+
+
+@pytest.mark.parametrize(
+    "case",
     [Case(2, 70, 66, 1), Case(2, 70, 66, 5), Case(2, 70, 66, 64), Case(2, 70, 66, 3, dtype=F64)],
     ids=str,
 )
@@ -545,9 +558,10 @@ ONE_STRIP = [
     Case(2, 64, 70, 130),
 ]
 """Up to 32 features in one launch, more in two."""
+WIDE_FROM_THE_START = [Case(2, 100, 40, 20, device=TURING), Case(2, 40, 50, 33, device=TURING)]
 FLOAT32_AT_ONCE = [
     case
-    for case in [*FAMILIES, *CHAINS, *FLAGGED, *ONE_STRIP]
+    for case in [*FAMILIES, *CHAINS, *FLAGGED, *ONE_STRIP, *WIDE_FROM_THE_START]
     if case.d and case.dtype == F32 and case.x_lengths is None
 ]
 
@@ -566,7 +580,9 @@ def test_at_once_is_the_same_to_the_bit(
         monkeypatch.setattr(launch, "gpu", gpu)
         for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
             assert torch.equal(ours, theirs)
-        assert gpu.launched == [*passes, (case.plan.redo, REDO)]
+        last = [] if case.plan.redo is None else [(case.plan.redo, REDO)]
+        assert (case.plan.redo is None) == (case in WIDE_FROM_THE_START)
+        assert gpu.launched == [*passes, *last]
     value, grad_x, nothing = at_once(case, given, True, False)
     assert torch.equal(value, expected[0])
     assert torch.equal(grad_x, expected[1])
@@ -594,10 +610,11 @@ def test_one_launch_is_tried_for_every_kernel_that_has_it() -> None:
         Case(3, 20, 30, 1),
         Case(40, 9, 8, 5, gamma=1e-6, scale=1000.0),
         Case(1, 70, 66, 5, gamma=1e-6, scale=1000.0),
+        Case(3, 40, 50, 20, device=TURING),
     ],
     ids=str,
 )
-def test_the_kernel_reduces_values(
+def test_values_are_reduced(
     compute: Compute, case: Case, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = 1.0 / case.batch if reduction == "mean" else 1.0
@@ -619,7 +636,11 @@ def test_many_values_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
     expected, *_ = at_once(case, given, True, True, reduction="mean")
     monkeypatch.setattr(launch, "_MOST_PAIRS_FOR_A_WARP", 9)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(launch, "gpu", gpu)
     by_torch, *_ = at_once(case, given, True, True, reduction="mean")
+    ((ready,),) = gpu.kept_calls.values()
+    assert not ready.values
     torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=0)
 
 
@@ -676,6 +697,40 @@ def test_launches_are_kept_from_call_to_call(
     assert len(kept) == 1
     assert kept[0] is not ready
     assert kept[0].main is not ready.main
+
+
+def test_launches_are_kept_for_their_stream_device_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 20, 30, 64)
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(launch, "gpu", gpu)
+    kernels = []
+    for index, stream, aligned in ((0, 0, True), (0, 7, True), (1, 7, True), (1, 7, False), (0, 0, True)):
+        gpu.index, gpu.stream = index, stream
+        gpu.launched.clear()
+        at_once(case, inputs_of(replace(case, aligned=aligned)), True, True)
+        kernels.append(gpu.launched[0][0])
+    assert len(gpu.kept_calls) == 4
+    assert kernels[0] == kernels[1] == kernels[2] == kernels[4] != kernels[3]
+
+
+def test_the_queue_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 20, 30, 5)
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(launch, "gpu", gpu)
+    closed = []
+    monkeypatch.setattr(gpu, "close", lambda: closed.append(True))
+    at_once(case, inputs_of(case), True, True)
+    assert len(closed) == 1
+
+    def out_of_memory(tensor: Tensor, count: int) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gpu, "new_scratch", out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        at_once(case, inputs_of(case), True, True)
+    assert len(closed) == 2
 
 
 def test_calls_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

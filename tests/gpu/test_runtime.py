@@ -162,6 +162,26 @@ def test_capture_and_replay_of_small_pairs(d: int) -> None:
         torch.testing.assert_close(measured[0], value.double().mean().float(), rtol=1.2e-7, atol=0)
 
 
+def test_replay_of_a_backward_without_its_forward() -> None:
+    """What a small call keeps for its backward is not used up by a replay."""
+    x, y = series(8, 60, 8).requires_grad_(), series(8, 50, 8, 1)
+    weight = torch.full((), 3.0, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        loss = softdtw_cuda.SoftDTW(gamma=0.5, reduction="mean")
+        (expected,) = torch.autograd.grad(loss(x, y), x, weight)
+        mean = loss(x, y)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        (gradient,) = torch.autograd.grad(mean, x, weight)
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(gradient, expected)
+
+
 def test_replay_of_samples_beyond_the_narrow_range() -> None:
     """Whether a sample is walked again is decided on the GPU, so a graph captured with tame data does it."""
     x, y = series(4, 150, 5), series(4, 140, 5, 1)

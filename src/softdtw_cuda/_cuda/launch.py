@@ -328,16 +328,16 @@ def fused_backward(
 class _AtOnce(NamedTuple):
     """The launches of a call of `fused_at_once`, kept for the next one like it, in which addresses differ.
 
-    Pairs of one strip take one launch for both passes. The last launch redoes flagged samples and, if they
-    are few, reduces `values` at the end of the buffer; a launch for both passes then prepares the last one's
-    scratch, too, and nothing need be `filled` before it.
+    Pairs of one strip take one launch for both passes. The last launch, after narrow kernels, redoes flagged
+    samples and, if they are few, reduces `values` at the end of the buffer; a launch for both passes then
+    prepares the last one's scratch, too, and nothing need be `filled` before it.
     """
 
     call: _Call
     main: Params
     redo: Params
     passes: tuple[Launch, ...]
-    last: Launch
+    last: Launch | None
     filled: int
     values: int
     floats: int
@@ -355,9 +355,8 @@ def _at_once(
     (batch, n, d), m = x_shape, y_shape[1]
     call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, aligned, True)
     plan = call.plan
-    assert plan.redo is not None  # float32 has narrow kernels
     few = batch <= _MOST_PAIRS_FOR_A_WARP
-    in_kernel = few and reduction != "none"
+    in_kernel = few and plan.redo is not None and reduction != "none"
     values = call.layout.total
     main = Params.from_buffer_copy(call.params)
     main.save = 1
@@ -371,7 +370,7 @@ def _at_once(
         main=main,
         redo=redo,
         passes=tuple(queue.prepare(plan.main, part, main, call.blocks) for part in parts),
-        last=queue.prepare(plan.redo, REDO, redo, call.redo_blocks),
+        last=None if plan.redo is None else queue.prepare(plan.redo, REDO, redo, call.redo_blocks),
         filled=0 if main.scan else call.layout.filled,
         values=values if in_kernel else 0,
         floats=values // 4 + batch if in_kernel else values // 4,
@@ -418,14 +417,15 @@ def fused_at_once(
             0 if grad_y is None else grad_y.data_ptr(),
         )
         _point(main, call, *addresses)
-        _point(redo, call, *addresses, True)
         if filled:
             queue.fill_with_ones(start, filled)
         queue.repeat(passes[0])
         if not call.alone:
             queue.fill_with_ones(start, call.layout.scratch)
             queue.repeat(passes[1])
-        queue.repeat(last)
+        if last is not None:
+            _point(redo, call, *addresses, True)
+            queue.repeat(last)
         kept.append(ready)
     finally:
         queue.close()

@@ -198,9 +198,9 @@ DEVICE Shares shares_of(const Terms& t, real sum) {
   if (sum == 0.0) return Shares{0.0, 0.0, 0.0};
   return Shares{t.up / sum, t.left / sum, t.diagonal / sum};
 #else
-  // A lone path must keep all of its mass: the product of a number and its reciprocal is often 1 - 2^-24, and a thousand
-  // such steps upwards lose 10^-5 or more. So that share is divided exactly; the left one is what the others leave; and
-  // what a diagonal step loses to the left joins the path again, unless there is no left to go to.
+  // A lone path must keep all of its mass: the product of a number and its reciprocal is often 1 - 2^-24. A thousand such
+  // steps upwards lose 10^-5 or more, and what diagonal steps lose goes left, to cells that may be 1000 times as far apart
+  // as those of the path are. So these two shares are divided exactly; the left one is what they leave.
   const real inverse = reciprocal_fast(sum);
   auto divided = [&](real term) {
     const real quotient = term * inverse;
@@ -212,7 +212,7 @@ DEVICE Shares shares_of(const Terms& t, real sum) {
   share.left = share.left < 1.0e-19f ? 0.0f : 1.0f - share.up - share.diagonal;
   return share;
 #else
-  return Shares{divided(t.up), t.left * inverse, t.diagonal * inverse};
+  return Shares{divided(t.up), t.left * inverse, divided(t.diagonal)};
 #endif
 #endif
 }
