@@ -432,7 +432,7 @@ def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
     x = torch.randn(batch, 500, 12, generator=generator)
     y = torch.randn(batch, 500, 12, generator=generator)
     lengths = torch.tensor([500, 400, 130][:batch], dtype=torch.int32)
-    monkeypatch.setattr(cpu_threads, "SMALLEST_SHARED_WORK", 0)
+    monkeypatch.setattr(cpu_threads, "SMALLEST_SHARE", 1)
     results = []
     before = torch.get_num_threads()
     try:
@@ -452,6 +452,19 @@ def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
     for result in results[1:]:
         for found, expected in zip(result, results[0], strict=True):
             assert torch.equal(found, expected)
+
+
+def test_threads_are_woken_for_work_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    share = cpu_threads.SMALLEST_SHARE
+    counts = [cpu_threads.threads_for(work) for work in (0, share, 2 * share, 5 * share + 1, 99 * share)]
+    assert counts == [1, 1, 2, 5, 8]
+
+
+@pytest.mark.parametrize(("bandwidth", "cells"), [(-1, 4 * 30 * 20), (3, 4 * 30 * 7), (25, 4 * 30 * 20)])
+def test_work_is_counted_in_cells_not_in_tiles(bandwidth: int, cells: int) -> None:
+    x, y = torch.zeros(4, 30, 2), torch.zeros(4, 20, 2)
+    assert fused_problem(x, y, 1.0, bandwidth, None, None).cells == cells
 
 
 def test_several_calling_threads_share_the_pool(two_threads: None) -> None:

@@ -32,9 +32,9 @@ LOG2_E = 1.4426950408889634
 
 def _needs_wide(problem: Problem, n: int) -> Array:
     """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
-    threads = threads_for(problem.cells // 8)
     tickets = np.zeros(1, np.int64)
     if problem.is_cost:
+        threads = threads_for(3 * problem.cells)
         blocks = -(-n // 64)
         largest = np.zeros(problem.batch * blocks)
 
@@ -56,7 +56,7 @@ def _needs_wide(problem: Problem, n: int) -> Array:
             run(threads, work)
         largest = largest.reshape(problem.batch, blocks).max(1)
     else:
-        threads = min(threads, problem.batch)
+        threads = min(threads_for(16 * problem.batch * (n + problem.m) * problem.d), problem.batch)
         centres: Array = np.empty(threads * problem.d, problem.float_type)
         largest = np.zeros(problem.batch)
 

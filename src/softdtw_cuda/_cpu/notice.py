@@ -17,7 +17,7 @@ _notice_given = False
 def compiling(dispatcher: Any, probe: Any) -> Iterator[None]:
     """Say once on stderr that kernels are being compiled, if that takes long."""
     global _notice_given
-    kind = str(probe.dtype)
+    kind = probe.dtype
     if kind in _compiled.setdefault(dispatcher.__name__, set()) or _notice_given:
         yield
         return
@@ -41,4 +41,4 @@ def compiling(dispatcher: Any, probe: Any) -> Iterator[None]:
     _compiled[dispatcher.__name__].add(kind)
 
 
-_compiled: dict[str, set[str]] = {}
+_compiled: dict[str, set[Any]] = {}

@@ -17,7 +17,10 @@ Array = Any
 
 
 class Tiles(NamedTuple):
-    """How the matrices of a batch are cut up: `kept` tiles of a row lie in the band of `radius` tiles."""
+    """How the matrices of a batch are cut up: `kept` tiles of a row lie in the band of `radius` tiles.
+
+    `cells` of a matrix, or a few more, lie in the band.
+    """
 
     edge: int
     radius: int
@@ -25,6 +28,7 @@ class Tiles(NamedTuple):
     columns: int
     kept: int
     bandwidth: int
+    cells: int
 
 
 @functools.lru_cache(maxsize=256)
@@ -34,7 +38,8 @@ def _tiles(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> Tiles:
     rows, columns = -(-n // edge), -(-m // edge)
     radius = rows + columns if bandwidth < 0 else tile_radius(bandwidth, edge)
     kept = int(saved_columns(m, bandwidth, edge))
-    return Tiles(edge, radius, rows, columns, kept, kernels.UNBANDED if bandwidth < 0 else bandwidth)
+    cells = n * (m if bandwidth < 0 else min(m, 2 * bandwidth + 1))
+    return Tiles(edge, radius, rows, columns, kept, kernels.UNBANDED if bandwidth < 0 else bandwidth, cells)
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,7 +108,7 @@ class Problem(NamedTuple):
 
     @property
     def cells(self) -> int:
-        return self.batch * self.tiles.rows * self.tiles.kept * self.tiles.edge**2
+        return self.batch * self.tiles.cells
 
     def common(self) -> tuple[Any, ...]:
         t = self.tiles

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-SMALLEST_SHARED_WORK = 300_000
-"""Cells times (dimensions + 8) below which waking another thread costs more than it gains."""
+SMALLEST_SHARE = 600_000
+"""Cells times (dimensions + 8) for each thread below which waking another costs more than it gains."""
 
 _executors: dict[int, ThreadPoolExecutor] = {}
 _executors_lock = threading.Lock()
@@ -51,6 +51,10 @@ def run(threads: int, work: Callable[[int], bool]) -> None:
     A worker returns True when the tile it waits for is still under way. That tile's ticket was drawn
     earlier, so its worker has started: waiting ends even when the pool is busy and this thread is alone.
     """
+    if threads == 1:
+        while work(0):
+            _give_way()
+        return
     failed = threading.Event()
 
     def loop(worker: int) -> None:
@@ -74,5 +78,5 @@ def run(threads: int, work: Callable[[int], bool]) -> None:
 
 
 def threads_for(work: int) -> int:
-    """How many threads are worth waking, work in the unit of `SMALLEST_SHARED_WORK`."""
-    return 1 if work < SMALLEST_SHARED_WORK else max(1, torch.get_num_threads())
+    """How many threads are worth waking, work in the unit of `SMALLEST_SHARE`."""
+    return max(1, min(torch.get_num_threads(), work // SMALLEST_SHARE))
