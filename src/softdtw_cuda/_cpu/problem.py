@@ -61,6 +61,8 @@ def order_of_tiles(
 def _flat(tensor: Tensor) -> tuple[Array, int]:
     """The tensor's memory as a flat array and the distance between samples (0 for a broadcast one)."""
     batch, rows, columns = tensor.shape
+    if tensor.is_contiguous():
+        return tensor.detach().numpy().reshape(-1), 0 if batch == 1 else rows * columns
     if tensor.stride(2) != 1 or tensor.stride(1) != columns:
         tensor = tensor.contiguous()
     stride = 0 if batch == 1 else tensor.stride(0)
@@ -71,9 +73,15 @@ def _flat(tensor: Tensor) -> tuple[Array, int]:
     return flat.numpy(), stride
 
 
+@functools.lru_cache(maxsize=64)
+def _full_lengths(batch: int, full: int) -> Array:
+    return np.full(batch, full, np.int64)
+
+
 def _lengths(lengths: Tensor | None, batch: int, full: int) -> Array:
+    """Not to be written to: those of whole series are shared from call to call."""
     if lengths is None:
-        return np.full(batch, full, np.int64)
+        return _full_lengths(batch, full)
     return lengths.detach().to(torch.int64).contiguous().numpy()
 
 
