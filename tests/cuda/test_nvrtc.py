@@ -9,10 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,6 +28,7 @@ from softdtw_cuda._cuda.config import (
     Device,
     Kernel,
 )
+from tests.cuda.nvrtc_usage import Compilations, Usage, usage_of
 
 pytest.importorskip("cuda.core")
 
@@ -93,57 +91,6 @@ def name_of(value: object) -> str:
     return "-".join([mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", f"fit{value.fit}", *flags])
 
 
-class Usage(NamedTuple):
-    """What the assembler says of one function, per thread; static shared memory per block.
-
-    A function that kernels call has their registers, and none of its own.
-    """
-
-    registers: int
-    stack: int
-    spilled: int
-    shared: int
-
-
-def usage_of(log: str) -> dict[str, Usage]:
-    found = {}
-    parts = re.split(r"Function properties for (\w+)", log)[1:]
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
-        stack, stores, loads = (
-            int(re.search(rf"(\d+) bytes {word}", text)[1])  # type: ignore[index]  # None raises
-            for word in ("stack frame", "spill stores", "spill loads")
-        )
-        registers = re.search(r"Used (\d+) registers", text)
-        shared = re.search(r"(\d+) bytes smem", text)
-        own = int(registers[1]) if registers else 0
-        found[name] = Usage(own, stack, max(stores, loads), int(shared[1]) if shared else 0)
-    return found
-
-
-def compiled(architecture: str, kernel: Kernel, part: str) -> tuple[bytes, dict[str, Usage]]:
-    log: list[str] = []
-    binary = compile_source(kernel, part, architecture, log)
-    return binary, usage_of(log[0])
-
-
-Results = dict[tuple[str, Kernel, str], "Future[tuple[bytes, dict[str, Usage]]]"]
-
-
-@pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest) -> Iterator[Results]:
-    """What the selected tests want, being compiled on all cores while the tests take it as it comes."""
-    specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-    asked = [
-        (spec.params["architecture"], spec.params["kernel"], part)
-        for spec in specs
-        if spec is not None and "kernel" in spec.params
-        for part in spec.params["kernel"].parts
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {each: pool.submit(compiled, *each) for each in asked}
-        pool.shutdown(cancel_futures=True)
-
-
 def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source == "inline":
@@ -153,10 +100,11 @@ def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
 
 
 @pytest.mark.parametrize(("architecture", "kernel"), list(wanted()), ids=name_of)
-def test_it_compiles_within_limits(results: Results, architecture: str, kernel: Kernel) -> None:
+def test_it_compiles_within_limits(compilations: Compilations, architecture: str, kernel: Kernel) -> None:
     device = ARCHITECTURES[architecture]
     for part in kernel.parts:
-        binary, usage = results[architecture, kernel, part].result()
+        binary, usage = compilations[architecture, kernel, part].result()
+        usage = dict(usage)
         assert binary[:4] == b"\x7fELF"
         used = usage.pop(kernel.name(part))
         assert used.registers
