@@ -85,7 +85,7 @@ def test_others_go_the_long_way(wrong: dict[str, Any]) -> None:
 class _OnGpu(Tensor):
     """Says that it is."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True  # type: ignore[assignment]  # torch has a property here
 
 
 LANE: dict[str, Any] = {
@@ -292,5 +292,5 @@ def test_small_tensors(different: dict[str, Any], small: bool) -> None:
     y = SimpleNamespace(**about, shape=RIGHT["y_shape"])
     lengths = torch.ones(4, dtype=torch.int32)
     assert _autograd.is_small(x, y, None, None) == small  # type: ignore[arg-type]  # all that is looked at
-    assert not _autograd.is_small(x, y, lengths, None)  # type: ignore[arg-type]
-    assert not _autograd.is_small(x, y, None, lengths)  # type: ignore[arg-type]
+    assert not _autograd.is_small(x, y, lengths, None)  # type: ignore[arg-type]  # the same
+    assert not _autograd.is_small(x, y, None, lengths)  # type: ignore[arg-type]  # the same

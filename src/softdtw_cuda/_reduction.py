@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 Reduction = Literal["none", "mean", "sum"]
+REDUCTIONS = get_args(Reduction)
 
 
 def reduced(value: Tensor, reduction: Reduction) -> Tensor:

@@ -14,7 +14,7 @@ from ._autograd import PLAIN
 from ._backends import kernel_missing
 from ._distances import SQUARED_EUCLIDEAN, DistanceFunction, Metric
 from ._ops import batch_size
-from ._reduction import Reduction, reduced
+from ._reduction import REDUCTIONS, Reduction, reduced
 from ._reference import fill_padding, value_dtype
 from ._validation import (
     LARGEST_RADIUS,
@@ -158,7 +158,7 @@ def _options_at_once(
         and 0.0 < gamma < math.inf
         and (bandwidth is None or abs(n - m) <= bandwidth <= LARGEST_RADIUS)
         and dist == "sqeuclidean"
-        and reduction in ("none", "mean", "sum")
+        and reduction in REDUCTIONS
     )
     if not fine or not _autograd.are_small(batch, n, m, d):
         return None

@@ -7,11 +7,9 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from ._distances import DistanceFunction
-from ._reduction import Reduction
+from ._reduction import REDUCTIONS, Reduction
 from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
 from .functional import softdtw_reduced
-
-_REDUCTIONS = ("none", "mean", "sum")
 
 
 def _refuse_reduction(reduction: object) -> NoReturn:
@@ -54,7 +52,7 @@ class SoftDTW(nn.Module):
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
         check_fused(fused, check_metric(dist), kernel_missing=None)
-        if reduction not in _REDUCTIONS:
+        if reduction not in REDUCTIONS:
             _refuse_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth
@@ -67,7 +65,7 @@ class SoftDTW(nn.Module):
         self, x: Tensor, y: Tensor, x_lengths: Lengths | None = None, y_lengths: Lengths | None = None
     ) -> Tensor:
         """Loss of x (B, N, D) against y (B, M, D), with optional true lengths of each series."""
-        if self.reduction not in _REDUCTIONS:
+        if self.reduction not in REDUCTIONS:
             _refuse_reduction(self.reduction)
         return softdtw_reduced(
             x,
