@@ -35,25 +35,25 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
-def _product(kept: Tensor | None, grad: Tensor) -> Tensor | None:
-    """kept * grad, in place where nobody can tell.
+def _may_multiply_by(grad: Tensor) -> bool:
+    """Whether kept gradients may be multiplied by `grad` in place: where nobody can tell.
 
     That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched), and not in
-    the capture of a graph, which may be replayed without the forward that made `kept`.
+    the capture of a graph, which may be replayed without the forward that made what is kept.
     """
+    return not (
+        type(grad) is not Tensor
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(grad)
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+        or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _product(kept: Tensor | None, grad: Tensor, in_place: bool) -> Tensor | None:
     if kept is None:
         return None
-    functorch = torch._C._functorch
-    if (
-        torch.compiler.is_compiling()
-        or type(grad) is not Tensor
-        or functorch.is_functorch_wrapped_tensor(grad)
-        or functorch.is_legacy_batchedtensor(grad)
-        or kept.is_inference()
-        or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
-    ):
-        return kept * grad
-    return kept.mul_(grad)
+    return kept.mul_(grad) if in_place and not kept.is_inference() else kept * grad
 
 
 # Plain eager tensors
@@ -127,8 +127,6 @@ class _FusedAtOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
-        if grad.dim():
-            grad = grad.view(-1, 1, 1)
         x, y = ctx.saved_tensors
         try:
             gradients = ctx.kept.pop()  # by one of several threads
@@ -138,7 +136,10 @@ class _FusedAtOnce(torch.autograd.Function):
             need_x, need_y, _ = ctx.needs_input_grad
             _, *gradients = backend("cuda").fused_at_once(x, y, *ctx.options, need_x, need_y)
         grad_x, grad_y = gradients
-        return _product(grad_x, grad), _product(grad_y, grad), None
+        in_place = _may_multiply_by(grad)
+        if grad.dim():
+            grad = grad.view(-1, 1, 1)
+        return _product(grad_x, grad, in_place), _product(grad_y, grad, in_place), None
 
 
 _MOST_CELLS_AT_ONCE = 2**21

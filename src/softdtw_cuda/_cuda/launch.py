@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -325,12 +326,14 @@ def fused_backward(
     return grad_x, grad_y
 
 
-class _AtOnce(NamedTuple):
-    """The launches of a call of `fused_at_once`, kept for the next one like it, in which addresses differ.
+@dataclass(slots=True)
+class _AtOnce:
+    """The launches of a call of `fused_at_once`, kept for the next one like it.
 
     Pairs of one strip take one launch for both passes. The last launch, after narrow kernels, redoes flagged
     samples and, if they are few, reduces `values` at the end of the buffer; a launch for both passes then
-    prepares the last one's scratch, too, and nothing need be `filled` before it.
+    prepares the last one's scratch, too, and nothing need be `filled` before it. In a training loop torch
+    often gives the same memory again: `addresses` are those that `main` and `redo` point to.
     """
 
     call: _Call
@@ -341,6 +344,7 @@ class _AtOnce(NamedTuple):
     filled: int
     values: int
     floats: int
+    addresses: tuple[object, ...] = ()
 
 
 def _at_once(
@@ -401,10 +405,10 @@ def fused_at_once(
             ready = None
         if ready is None:  # not up there: what is raised and caught on the way would hold on to this frame
             ready = _at_once(queue, *key[:6])
-        call, main, redo, passes, last, filled, values, floats = ready
+        values = ready.values
         grad_x = gpu.empty_like(x) if need_x else None
         grad_y = gpu.empty_like(y) if need_y else None
-        buffer = gpu.new_scratch(x, floats)
+        buffer = gpu.new_scratch(x, ready.floats)
         result = gpu.new_number(x) if values else gpu.empty(x_shape[0], torch.float32, x.device)
         start, result_at = buffer.data_ptr(), result.data_ptr()
         addresses = (
@@ -416,16 +420,18 @@ def fused_at_once(
             0 if grad_x is None else grad_x.data_ptr(),
             0 if grad_y is None else grad_y.data_ptr(),
         )
-        _point(main, call, *addresses)
-        if filled:
-            queue.fill_with_ones(start, filled)
-        queue.repeat(passes[0])
-        if not call.alone:
-            queue.fill_with_ones(start, call.layout.scratch)
-            queue.repeat(passes[1])
-        if last is not None:
-            _point(redo, call, *addresses, True)
-            queue.repeat(last)
+        if addresses != ready.addresses:
+            _point(ready.main, ready.call, *addresses)
+            _point(ready.redo, ready.call, *addresses, True)
+            ready.addresses = addresses
+        if ready.filled:
+            queue.fill_with_ones(start, ready.filled)
+        queue.repeat(ready.passes[0])
+        if not ready.call.alone:
+            queue.fill_with_ones(start, ready.call.layout.scratch)
+            queue.repeat(ready.passes[1])
+        if ready.last is not None:
+            queue.repeat(ready.last)
         kept.append(ready)
     finally:
         queue.close()
