@@ -234,6 +234,26 @@ def test_products_that_are_not_made_in_place(backend: _Backend) -> None:
     assert torch.equal(torch.autograd.grad(of_inference, x, three)[0], 6.0 * x)
 
 
+def test_what_a_capture_reads_stays(backend: _Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph holds addresses: what it reads must neither change nor be given to somebody else."""
+    x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
+
+    def gradient(value: Tensor) -> Tensor:
+        return torch.autograd.grad(value, x, torch.tensor(3.0), retain_graph=True)[0]
+
+    value = call(x, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(_autograd, "_in_capture", lambda tensor: True)
+        captured = [gradient(value) for _ in range(2)]  # a backward alone
+        replayed = call(x, y)
+    given = [*captured, *(gradient(replayed) for _ in range(2))]  # a forward alone, and eager backwards
+    assert backend.calls == 2
+    assert all(torch.equal(one, 6.0 * x) for one in given)
+    assert len({one.data_ptr() for one in given} | set(backend.made)) == 6
+    assert gradient(value).data_ptr() == backend.made[0]  # outside of captures, in place again
+    assert backend.calls == 2
+
+
 def test_a_tensor_kept_beyond_its_transform(backend: _Backend) -> None:
     x, kept = torch.randn(2, 3, 1, requires_grad=True), []
 

@@ -35,6 +35,10 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
+def _in_capture(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _may_multiply_by(grad: Tensor) -> bool:
     """Whether kept gradients may be multiplied by `grad` in place: where nobody can tell.
 
@@ -46,7 +50,7 @@ def _may_multiply_by(grad: Tensor) -> bool:
         or torch.compiler.is_compiling()
         or torch._C._functorch.is_functorch_wrapped_tensor(grad)
         or torch._C._functorch.is_legacy_batchedtensor(grad)
-        or (grad.is_cuda and torch.cuda.is_current_stream_capturing())
+        or _in_capture(grad)
     )
 
 
@@ -111,7 +115,7 @@ class _FusedAtOnce(torch.autograd.Function):
 
     What is left for the backward, which runs in a thread of autograd's with cold caches, is one product. The
     first backward makes it in place, so that there is never a second copy; another one, of a graph that was
-    retained, computes the gradients anew.
+    retained, computes the gradients anew. What a CUDA graph writes or reads at every replay stays as it is.
     """
 
     @staticmethod
@@ -119,7 +123,7 @@ class _FusedAtOnce(torch.autograd.Function):
         need_x, need_y, _ = ctx.needs_input_grad
         result: Tensor
         result, *gradients = backend("cuda").fused_at_once(x, y, *options, need_x, need_y)
-        ctx.options = options
+        ctx.options, ctx.in_capture = options, _in_capture(x)
         ctx.kept = [gradients]
         ctx.save_for_backward(x, y)  # changing them must be an error as ever
         return result
@@ -129,17 +133,20 @@ class _FusedAtOnce(torch.autograd.Function):
         refuse_second_order()
         x, y = ctx.saved_tensors
         try:
-            gradients = ctx.kept.pop()  # by one of several threads
+            gradients = kept = ctx.kept.pop()  # by one of several threads
         except IndexError:
-            gradients = None
-        if gradients is None:
+            kept = None
+        if kept is None:
             need_x, need_y, _ = ctx.needs_input_grad
             _, *gradients = backend("cuda").fused_at_once(x, y, *ctx.options, need_x, need_y)
         grad_x, grad_y = gradients
-        in_place = _may_multiply_by(grad)
+        in_place = not ctx.in_capture and _may_multiply_by(grad)
         if grad.dim():
             grad = grad.view(-1, 1, 1)
-        return _product(grad_x, grad, in_place), _product(grad_y, grad, in_place), None
+        result = _product(grad_x, grad, in_place), _product(grad_y, grad, in_place), None
+        if kept is not None and not in_place:
+            ctx.kept.append(kept)
+        return result
 
 
 _MOST_CELLS_AT_ONCE = 2**21
