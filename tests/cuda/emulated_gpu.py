@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import softdtw_cuda._cuda.compile
+from softdtw_cuda._cuda import config
 from softdtw_cuda._cuda.config import Kernel
 from softdtw_cuda._cuda.params import Params
 
@@ -103,7 +104,7 @@ class EmulatedGpu:
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         self.launched.append((kernel, part))
         params.blocks = blocks
-        module(kernel, self._races).launch(
+        module(kernel, self._races, config.weakest_device().capability).launch(
             kernel.name(part),
             params,
             blocks=blocks,
@@ -116,13 +117,15 @@ class EmulatedGpu:
         )
 
 
-def module(kernel: Kernel, races: bool = False) -> EmulatedModule:
-    """The kernel's source built for the host."""
-    return build([KERNELS / f"{kernel.source}.cu"], kernel.defines(), races=races, flags=_FLAGS)
+def module(kernel: Kernel, races: bool, capability: tuple[int, int]) -> EmulatedModule:
+    """The kernel's source built for the host, as it is for a GPU of that compute capability."""
+    major, minor = capability
+    defines = {**kernel.defines(), "__CUDA_ARCH__": 100 * major + 10 * minor}
+    return build([KERNELS / f"{kernel.source}.cu"], defines, races=races, flags=_FLAGS)
 
 
-def build_all(wanted: Iterable[tuple[Kernel, bool]]) -> None:
-    """Builds (kernel, races) pairs side by side, so that the tests which need them find them made."""
+def build_all(wanted: Iterable[tuple[Kernel, bool, tuple[int, int]]]) -> None:
+    """Builds modules side by side, so that the tests which need them find them made."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(module, kernel, races) for kernel, races in dict.fromkeys(wanted)]:
+        for done in [pool.submit(module, *each) for each in dict.fromkeys(wanted)]:
             done.result()

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
 AMPERE = Device(shared_bytes=166912, capability=(8, 0), processors=108)
+BLACKWELL = Device(shared_bytes=232448, capability=(10, 0), processors=148)
 BLACKWELL_DESKTOP = Device(shared_bytes=101376, capability=(12, 0), processors=170)
 TURING = Device(shared_bytes=65536, capability=(7, 5), processors=40)
 
@@ -82,10 +83,10 @@ class Case:
             False, self.d, self.dtype, self.bandwidth >= 0, self.n <= 32, self.aligned, self.device
         )
 
-    def kernels(self) -> Iterator[tuple[Kernel, bool]]:
+    def kernels(self) -> Iterator[tuple[Kernel, bool, tuple[int, int]]]:
         for kernel in (self.plan.main, self.plan.redo):
             if kernel is not None:
-                yield kernel, self.races
+                yield kernel, self.races, self.device.capability
 
 
 class Inputs(NamedTuple):
@@ -322,6 +323,8 @@ RIGHT = [
     Case(3, 70, 64, 160, bandwidth=40, **SOME_LENGTHS),
     Case(2, 66, 40, 129, dtype=F16, broadcast="x"),
     Case(1, 40, 40, 1060),
+    Case(1, 20, 33, 4096),
+    Case(1, 33, 20, 4093, dtype=BF16),
     # A cost matrix
     Case(10, 129, 129, 0, **EDGE_LENGTHS),
     Case(2, 150, 100, 0, bandwidth=55, gamma=0.1),
@@ -343,6 +346,13 @@ EXACT_SIZES = [
     for n, m in ((31, 33), (32, 64), (33, 32), (64, 65), (65, 63), (127, 129), (128, 128))
 ]  # fmt: skip
 OTHER_DEVICES = [
+    Case(2, 140, 80, 1, device=BLACKWELL),
+    Case(2, 140, 80, 5, device=BLACKWELL),
+    Case(3, 140, 80, 64, device=BLACKWELL),
+    Case(2, 80, 100, 64, device=BLACKWELL, bandwidth=30),
+    Case(2, 140, 80, 128, device=BLACKWELL),
+    Case(2, 70, 100, 90, device=BLACKWELL, dtype=BF16),
+    Case(2, 70, 80, 130, device=BLACKWELL),
     Case(3, 140, 80, 64, device=BLACKWELL_DESKTOP),
     Case(2, 100, 110, 5, device=BLACKWELL_DESKTOP, bandwidth=20),
     Case(2, 70, 80, 0, device=BLACKWELL_DESKTOP),
@@ -361,7 +371,7 @@ def _ready(request: pytest.FixtureRequest) -> Iterator[None]:
     """What the selected tests need is built on all cores before the first; tensors here are tiny."""
     specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     cases = [spec.params["case"] for spec in specs if spec is not None and "case" in spec.params]
-    build_all(pair for case in cases for pair in case.kernels())
+    build_all(each for case in cases for each in case.kernels())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -528,6 +538,60 @@ def test_every_order_gives_the_same_bits(compute: Compute, case: Case) -> None:
         EmulatedGpu(5, resident=2, relaxed=True),
     ):
         assert compute(case, given, gpu).equals(expected)
+
+
+# ---- what may come between
+
+
+@pytest.mark.parametrize("case", [Case(2, 150, 100, 5), Case(2, 150, 100, 1), Case(2, 100, 70, 0)], ids=str)
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()], ids=repr)
+def test_another_backward_after_one_that_was_cut_short(
+    compute: Compute, case: Case, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd keeps what was saved when a backward raises."""
+    given = inputs_of(case)
+    expected = compute(case, given)
+    gpu = EmulatedGpu(1)
+    monkeypatch.setattr(launch, "gpu", gpu)
+    value, state = forward(case, given)
+    run, seen = gpu.run, []
+
+    def fail_once(kernel: Kernel, part: str, *others: Any) -> None:
+        seen.append(part)
+        if part == REDO and seen.count(REDO) == 1:
+            raise error
+        run(kernel, part, *others)
+
+    monkeypatch.setattr(gpu, "run", fail_once)
+    with pytest.raises(type(error)):
+        backward(case, given, value, state)
+    assert backward(case, given, value, state).equals(expected)
+    assert seen == [BACKWARD, REDO] * 2
+
+
+@pytest.mark.parametrize("case", [Case(2, 70, 66, 5), Case(2, 70, 66, 1), Case(2, 70, 66, 0)], ids=str)
+def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) -> None:
+    """A view may say that its numbers are to be negated, or that all are zero; memory does not show it."""
+    given = inputs_of(case)
+    expected = compute(case, given)
+
+    def negated(tensor: Tensor) -> Tensor:
+        view = torch._neg_view(-tensor)
+        assert view.is_neg()
+        assert view.is_contiguous()
+        return view
+
+    y = None if given.y is None else negated(given.y)
+    assert compute(case, given._replace(x=negated(given.x), y=y)).equals(expected)
+    assert compute(case, given._replace(weights=negated(given.weights))).equals(expected)
+    zeros = torch._efficientzerotensor((case.batch,), dtype=F32)
+    assert not zeros.data_ptr()
+    answer = compute(case, given._replace(weights=zeros))
+    assert (answer.grad_x == 0).all()
+    if y is not None:
+        theirs = at_once(case, given, True, True)
+        ours = at_once(case, given._replace(x=negated(given.x), y=y), True, True)
+        assert all(map(torch.equal, ours, theirs))
 
 
 # ---- gradients along with the values

@@ -359,3 +359,19 @@ def test_more_blocks_than_a_launch_has() -> None:
     chosen = config.fused_plan(4097, 1, F32, -1)
     with pytest.raises(ValueError, match=r"67108864 pairs of 4097 steps .* several batches"):
         launch._call(chosen, 2**26, 4097, 1, 1, 1.0, -1, False)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "message"),
+    [
+        (2**30, 1, 1, r"N = 1073741824 and M = 1 steps are too long for a GPU, expected N \+ M <= 10737418"),
+        (1, 2**32 + 5, 1, r"M = 4294967301 steps are too long"),
+        (2, 2, 2**27 + 1, r"D = 134217729 features are too many for a GPU, expected at most 134217728"),
+    ],
+)
+def test_sizes_that_a_kernel_cannot_count(n: int, m: int, d: int, message: str) -> None:
+    """Sums of 32 bits would wrap, and a strip that walks nothing would leave the next one waiting."""
+    chosen = config.fused_plan(n, d, torch.float64, -1)
+    with pytest.raises(ValueError, match=message):
+        launch._call(chosen, 1, n, m, d, 1.0, -1, True)
+    launch._call(chosen, 1, min(n, 2**29), min(m, 2**29), min(d, 2**27), 1.0, -1, True)

@@ -101,7 +101,7 @@ CALLS = [
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
     kernels = [kernel for call in CALLS for kernel in (call.plan.main, call.plan.redo) if kernel is not None]
-    build_all([(kernel, False) for kernel in kernels])
+    build_all([(kernel, False, config.Device().capability) for kernel in kernels])
 
 
 @pytest.fixture

@@ -119,17 +119,12 @@ class Queue:
     def _load(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
         loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
         if loaded is None:
-            try:
-                loaded = self._gpu.load(kernel, part, self.index, save)
-            except BaseException:
-                self.close()
-                raise
+            loaded = self._gpu.load(kernel, part, self.index, save)
         grid, block = (blocks, 1, 1), (loaded.threads, 1, 1)
         config = _LaunchConfig(grid, block, loaded.shared, self.stream, None, 0)
         return _Launch(config, ctypes.addressof(config), loaded.handle)
 
     def _refuse(self, status: int) -> NoReturn:
-        self.close()
         raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
     def close(self) -> None:

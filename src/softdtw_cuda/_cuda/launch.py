@@ -8,6 +8,7 @@ forward and backward with one such launch, which reduces the values as well.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Hashable
@@ -27,7 +28,11 @@ from .params import Params, set_addresses
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
 _REDO_BLOCKS_PER_PROCESSOR = 4
-_MOST_BLOCKS = 2**31 - 1
+_MOST_BLOCKS = 2**31 - 2**16
+"""Second walks count twice as many, and a few more, in 32 bits."""
+_MOST_STEPS = 2**30
+_MOST_FEATURES = 2**27
+"""Kernels add up to three numbers of steps, or multiply features by eight, in 32 bits with a sign."""
 _MOST_PAIRS_FOR_A_WARP = 1024
 """So many values can be added up, and so many flags looked through, by one warp."""
 _MOST_CALLS_KEPT = 256
@@ -55,6 +60,16 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> _Call:
+    if n + m > _MOST_STEPS:
+        raise ValueError(
+            f"softdtw_cuda: series of N = {n} and M = {m} steps are too long for a GPU, expected N + M <= "
+            f"{_MOST_STEPS}; cut them into pieces, or average neighbouring steps."
+        )
+    if d > _MOST_FEATURES:
+        raise ValueError(
+            f"softdtw_cuda: D = {d} features are too many for a GPU, expected at most {_MOST_FEATURES}; pass "
+            "the distances as a cost matrix to softdtw_from_cost."
+        )
     blocks = batch * plan.main.strips(n)
     if blocks > _MOST_BLOCKS:
         raise ValueError(
@@ -175,8 +190,14 @@ def _turn_to_redo(p: Params, call: _Call, restore: bool) -> None:
     p.tickets, p.other_tickets = p.other_tickets, p.tickets
 
 
+def _in_memory(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy where torch has put off a sign or zeros that memory does not show."""
+    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
+
+
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
+    tensor = _in_memory(tensor)
     if tensor.is_contiguous():
         return tensor
     _, rows, columns = tensor.shape
@@ -219,15 +240,17 @@ def _forward(
     _point(p, call, inputs, base, value.data_ptr())
     p.save = save
     queue = gpu.queue(device)
-    queue.fill_with_ones(base, call.layout.filled)
-    queue.run(plan.main, FORWARD, p, call.blocks)
-    if plan.redo is not None:
-        _turn_to_redo(p, call, restore=save)
-        p.save = 0
-        queue.run(plan.redo, FORWARD, p, call.redo_blocks)
-    elif save:
-        queue.fill_with_ones(base, call.layout.scratch)
-    queue.close()
+    try:
+        queue.fill_with_ones(base, call.layout.filled)
+        queue.run(plan.main, FORWARD, p, call.blocks)
+        if plan.redo is not None:
+            _turn_to_redo(p, call, restore=save)
+            p.save = 0
+            queue.run(plan.redo, FORWARD, p, call.redo_blocks)
+        elif save:
+            queue.fill_with_ones(base, call.layout.scratch)
+    finally:
+        queue.close()
     return value, buffer if save else buffer.new_empty(0)
 
 
@@ -241,6 +264,7 @@ def _backward(
     grad_y: Tensor | None,
 ) -> None:
     plan, device = call.plan, value.device
+    grad = _in_memory(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     p = Params.from_buffer_copy(call.params)
@@ -267,14 +291,20 @@ def _backward(
             sums.append(gpu.empty(grad_y.shape, torch.float32, device))
             p.sum_y = sums[-1].data_ptr()
     queue = gpu.queue(device)
-    queue.run(plan.main, BACKWARD, p, call.blocks)
-    if plan.redo is not None:
-        _turn_to_redo(p, call, restore=True)
-        p.save = 1
-        queue.run(plan.redo, REDO, p, call.redo_blocks)
-    else:
-        queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
-    queue.close()
+    try:
+        queue.run(plan.main, BACKWARD, p, call.blocks)
+        if plan.redo is not None:
+            _turn_to_redo(p, call, restore=True)
+            p.save = 1
+            queue.run(plan.redo, REDO, p, call.redo_blocks)
+        else:
+            queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
+    except BaseException:  # also an interrupt; autograd keeps the state then, and another backward may come
+        with contextlib.suppress(RuntimeError):
+            queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
+        raise
+    finally:
+        queue.close()
 
 
 def fused_forward(
@@ -386,7 +416,7 @@ def fused_at_once(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
     x_shape, y_shape = x.shape, y.shape
-    if x.is_contiguous() and y.is_contiguous():
+    if x.is_contiguous() and y.is_contiguous() and not (x.is_neg() or y.is_neg()):
         (_, n, d), m = x_shape, y_shape[1]
         inputs = x.data_ptr(), y.data_ptr(), 0, 0, n * d, m * d
     else:

@@ -27,7 +27,7 @@ typedef long long i64;
 #define KERNEL extern "C" __attribute__((used)) void
 #define DEVICE static inline __attribute__((unused))
 #define DEVICE_CALL static __attribute__((noinline, unused))
-#define SPILLS_EASILY 0
+#define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
 #define THREADS_PER_BLOCK(threads, blocks_per_sm)
 #define GRID_CONSTANT
 #define UNROLL
