@@ -141,7 +141,12 @@ def write(results: list[Errors], device: str) -> Path:
     path = Path(__file__).parent / "results" / f"error_budget_{torch.device(device).type}.csv"
     path.parent.mkdir(exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
-    about = {"device": name, "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    about = {
+        "device": name,
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python -m benchmarks.error_budget", *sys.argv[1:]]),
+    }
     with path.open("w", newline="") as file:
         rows = [
             {**asdict(case), "gradient_budget": case.gradient_budget, "passed": case.passed, **about}

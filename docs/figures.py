@@ -25,7 +25,7 @@ ROOT = DOCS.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import records, tables  # noqa: E402
+from benchmarks import cases, records, tables  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
@@ -100,6 +100,33 @@ def speed() -> str:
         if shown:
             parts += [f"### {device}\n", *shown]
     return "\n".join(parts) or NOT_YET
+
+
+def targets() -> str:
+    """What the GPU kernels were to reach, and what they do."""
+    rows = [
+        row
+        for row in records.read_folder(records.RESULTS)
+        if (row["suite"], row["provider"], row["dtype"]) == ("targets", "this library (fused)", "float32")
+        and _is_gpu(row["device"])
+        and row["status"] == "ok"
+    ]
+    if not rows:
+        return NOT_YET
+    found = {(row["metric"], int(row["B"]), int(row["N"]), int(row["D"])): float(row["p50"]) for row in rows}
+
+    def short(measured: float, wanted: float) -> str:
+        return "reached" if measured <= wanted else f"{measured / wanted - 1:.0%} more"
+
+    body = []
+    for size, wanted in cases.TARGETS.items():
+        time = found[("time", *size)]
+        verdicts = [f"{each:g} ms: {short(time, each)}" for each in wanted]
+        body.append([*map(str, size), f"{time:.3g} ms", *verdicts])
+    host = next(value for (metric, *_), value in found.items() if metric == "host time")
+    limit = f"{cases.HOST_TARGET_MS:g} ms: {short(host, cases.HOST_TARGET_MS)}"
+    body.append(["16", "64", "8", f"{host:.3g} ms (the host alone)", limit, "-"])
+    return f"{_markdown(['B', 'L', 'D', 'measured', 'limit', 'aim'], body)}\n{_origin(rows)}\n"
 
 
 def cpu_targets(compared: bool = False) -> str:
@@ -206,6 +233,7 @@ def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "speed": speed,
+    "targets": targets,
     "cpu-targets": cpu_targets,
     "accuracy": accuracy,
     "log-space": log_space,

@@ -175,8 +175,24 @@ def test_pages_show_every_device(results: Path) -> None:
     assert "### NVIDIA Example" in figures.accuracy()
 
 
+def test_what_was_not_reached_is_said(results: Path) -> None:
+    def measured(batch: int, length: int, d: int, **changes: str) -> records.Row:
+        size = {"B": str(batch), "N": str(length), "M": str(length), "D": str(d)}
+        return row(suite="targets", **size, **changes)
+
+    sizes = figures.cases.TARGETS
+    times = ["0.05", "0.25", "0.9", "3", "1", "5", "1.4"]
+    rows = [measured(*size, p50=time) for size, time in zip(sizes, times, strict=True)]
+    records.upsert(results, [*rows, measured(16, 64, 8, metric="host time", p50="0.18")])
+    table = figures.targets()
+    assert "| 32 | 128 | 64 | 0.05 ms | 0.12 ms: reached | 0.06 ms: reached |" in table
+    assert "| 32 | 512 | 64 | 0.25 ms | 0.35 ms: reached | 0.2 ms: 25% more |" in table
+    assert "| 32 | 2048 | 64 | 3 ms | 2.5 ms: 20% more | 1.2 ms: 150% more |" in table
+    assert "| 16 | 64 | 8 | 0.18 ms (the host alone) | 0.15 ms: 20% more | - |" in table
+
+
 def test_nothing_measured_is_said(results: Path) -> None:
-    assert figures.speed() == figures.accuracy() == figures.NOT_YET
+    assert figures.speed() == figures.accuracy() == figures.targets() == figures.NOT_YET
 
 
 def test_unknown_figures_are_errors() -> None:

@@ -163,6 +163,18 @@ class TestCompile:
         else:
             assert compiled(x, y, bad).isnan().tolist() == [False, False, True]
 
+    @pytest.mark.parametrize("far", [2**32 + 5, -(2**32) + 5])
+    def test_lengths_beyond_32_bits(self, device: str, far: int) -> None:
+        """Cut to 32 bits, they would be right."""
+        x, y = (side.detach() for side in inputs(device))
+        bad = torch.tensor([40, 20, far], device=device)
+        for function in (softdtw, torch.compile(softdtw, fullgraph=True, backend="aot_eager")):
+            if device == "cpu":
+                with pytest.raises(ValueError, match=r"x_lengths\[2\] is -?\d+, expected a length"):
+                    function(x, y, x_lengths=bad)
+            else:
+                assert function(x, y, x_lengths=bad).isnan().tolist() == [False, False, True]
+
     def test_changing_shapes(self, device: str) -> None:
         compiled = torch.compile(
             lambda x, y: softdtw(x, y).sum(), fullgraph=True, backend="aot_eager", dynamic=True

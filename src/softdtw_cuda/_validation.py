@@ -249,7 +249,7 @@ def check_lengths(
     if isinstance(lengths, Tensor):
         given = _check_length_tensor(lengths, name, rows, batch, device, batched)
         if lengths.device.type != "cpu" or type(lengths) is not Tensor or torch.compiler.is_compiling():
-            return given.to(device=device, dtype=torch.int32).expand(batch).contiguous(), None
+            return _narrow(given, device).expand(batch).contiguous(), None
         host = given.tolist()
     else:
         host = _check_length_list(lengths, name, rows, batch, batched)
@@ -266,6 +266,14 @@ def check_lengths(
         # A fresh tensor in pageable memory: the driver has its copy when this returns, and nothing waits.
         tensor = tensor.to(device, non_blocking=True)
     return tensor, host
+
+
+def _narrow(lengths: Tensor, device: torch.device) -> Tensor:
+    """As int32 on `device`; what does not fit is no length, and stays none."""
+    if lengths.dtype == torch.int64:
+        lengths = lengths.clamp(-1, 2**31 - 1)
+    # On its way to a GPU a copy in pageable memory, as above, even where the lengths are pinned.
+    return lengths.to(torch.int32, copy=lengths.device != device).to(device, non_blocking=True)
 
 
 def _check_length_tensor(

@@ -60,6 +60,13 @@ class TestKey:
         assert len({key, *others}) == 1 + len(others)
         assert key == compiling.cache_key(replace(KERNEL), FORWARD, "sm_90", "12.9")
 
+    def test_it_depends_on_options_that_all_kernels_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        key = compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9")
+        options = compiling._options(KERNEL, FORWARD)
+        assert options["std"] == "c++17"
+        monkeypatch.setattr(compiling, "_options", lambda *about: {**options, "std": "c++20"})
+        assert compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9") != key
+
     @pytest.mark.parametrize("part", ["tiled.cu", "primitives.cuh", "recurrence.cuh", "walker.cuh"])
     def test_it_depends_on_every_source(
         self, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -175,10 +176,33 @@ def test_replay_of_a_backward_without_its_forward() -> None:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
-        (gradient,) = torch.autograd.grad(mean, x, weight)
+        (gradient,) = torch.autograd.grad(mean, x, weight, retain_graph=True)
     for _ in range(3):
+        with torch.cuda.stream(stream):  # memory that was given back would be given to these
+            others = [torch.full_like(expected, math.nan) for _ in range(20)]
         graph.replay()
         torch.cuda.synchronize()
+        assert torch.equal(gradient, expected)
+        assert all(other.isnan().all() for other in others)
+
+
+def test_eager_backwards_of_a_captured_forward() -> None:
+    """A gradient once given is not changed by the next replay."""
+    x, y = series(8, 60, 8).requires_grad_(), series(8, 50, 8, 1)
+    loss = softdtw_cuda.SoftDTW(gamma=0.5, reduction="mean")
+    torch.autograd.grad(loss(x, y), x)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        mean = loss(x, y)
+    given = []
+    for factor in (1.0, 2.0, 3.0):
+        y.data.copy_(factor * series(8, 50, 8, 1))  # unseen by autograd, which would refuse the backward
+        graph.replay()
+        given.append(torch.autograd.grad(mean, x, retain_graph=True)[0])
+    for factor, gradient in zip((1.0, 2.0, 3.0), given, strict=True):
+        fresh = x.detach().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(fresh, factor * series(8, 50, 8, 1)), fresh)
         assert torch.equal(gradient, expected)
 
 
@@ -239,6 +263,27 @@ def test_the_host_never_waits(d: int, options: str) -> None:
         softdtw(x, y, **given).sum().backward()
         with torch.no_grad():
             softdtw(x, y, **given)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about torch
+@pytest.mark.parametrize("batch", [8, 100_000])
+@pytest.mark.parametrize("kind", ["list", "tensor", "pinned", "compiled"])
+def test_lengths_on_the_host_do_not_wait_for_the_gpu(batch: int, kind: str) -> None:
+    x, y = series(batch, 8, 2), series(batch, 8, 2, 1)
+    lengths = torch.arange(batch) % 8 + 1
+    function: Callable[..., Tensor] = softdtw
+    if kind == "compiled":
+        function = torch.compile(softdtw, fullgraph=True, backend="aot_eager")
+    given = lengths.tolist() if kind == "list" else lengths.pin_memory() if kind == "pinned" else lengths
+    expected = softdtw(x, y, x_lengths=lengths.cuda())
+    assert torch.equal(function(x, y, x_lengths=given), expected)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_500_000_000)  # most of a second
+    value = function(x, y, x_lengths=given)
+    assert not torch.cuda.current_stream().query()
+    if kind != "list":
+        lengths.fill_(1)  # whoever is not waited for has a copy of what was there
+    assert torch.equal(value, expected)
 
 
 # ---- memory

@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
 
@@ -50,10 +51,19 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
+def _options(kernel: Kernel, part: str) -> dict[str, Any]:
+    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
+    return {
+        "std": "c++17",
+        "device_as_default_execution_space": True,  # older NVRTC asks for it on generic lambdas
+        "define_macro": [(name, str(value)) for name, value in macros.items()],
+    }
+
+
 def cache_key(kernel: Kernel, part: str, architecture: str, compiler: str) -> str:
     """Names a binary by everything that it depends on."""
-    options = repr(sorted(kernel.defines().items()))
-    all_of_it = [source_text(f"{kernel.source}.cu"), options, part, architecture, compiler]
+    options = repr(sorted(_options(kernel, part).items()))
+    all_of_it = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
     return hashlib.sha256("\0".join(all_of_it).encode()).hexdigest()
 
 
@@ -91,13 +101,8 @@ def compile_source(kernel: Kernel, part: str, architecture: str, log: list[str] 
     """
     from cuda.core import Program, ProgramOptions
 
-    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
     options = ProgramOptions(
-        arch=architecture,
-        std="c++17",
-        device_as_default_execution_space=True,  # older NVRTC asks for it on generic lambdas
-        define_macro=[(name, str(value)) for name, value in macros.items()],
-        ptxas_options=["-v"] if log is not None else None,
+        arch=architecture, ptxas_options=["-v"] if log is not None else None, **_options(kernel, part)
     )
     program = Program(source_text(f"{kernel.source}.cu"), "c++", options)
     if log is None:
