@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from softdtw_cuda import BarycenterInfo, softdtw, softdtw_barycenter
+from softdtw_cuda import BarycenterInfo, barycenters, softdtw, softdtw_barycenter
 
 
 def block_waves(device: str, count: int = 8, size: int = 50) -> torch.Tensor:
@@ -202,7 +203,63 @@ def test_types_and_gradient_mode(device: str) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_passed_on(device: str, fused: bool) -> None:
+def test_fused_is_passed_on(device: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     X = block_waves(device)
+    expected = softdtw_barycenter(X, gamma=0.1, max_iter=10)
+    asked = []
+
+    def watched(*series: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked.append(options["fused"])
+        return softdtw(*series, **options)
+
+    monkeypatch.setattr(barycenters, "softdtw", watched)
     z = softdtw_barycenter(X, gamma=0.1, max_iter=10, fused=fused)
-    torch.testing.assert_close(z, softdtw_barycenter(X, gamma=0.1, max_iter=10), rtol=1e-3, atol=1e-3)
+    assert set(asked) == {fused}
+    torch.testing.assert_close(z, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_adams_steps_shrink_like_a_cosine(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the paper: from lr to a tenth of it."""
+    rates = []
+
+    class Watched(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    monkeypatch.setattr(torch.optim, "Adam", Watched)
+    softdtw_barycenter(block_waves(device), gamma=0.1, max_iter=20, lr=0.05, early_stopping=False)
+    expected = [0.05 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 20)) / 2) for step in range(20)]
+    assert rates == pytest.approx(expected)
+
+
+def test_the_first_step_of_lbfgs_is_as_long_as_lr_says(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    class Watched(torch.optim.LBFGS):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            given.append(options["lr"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(torch.optim, "LBFGS", Watched)
+    for options in ({"lr": 0.3}, {}):
+        softdtw_barycenter(block_waves(device), gamma=0.1, max_iter=2, optimizer="lbfgs", **options)
+    assert given == [0.3, 1.0]
+
+
+def test_the_length_is_the_weighted_mean_of_all(device: str) -> None:
+    series = [torch.randn(steps, 2, device=device) for steps in (4, 10, 40)]
+    for weights, length in ((None, 18), ([3, 1, 0], 6), ([0, 0, 1], 40), ([1, 1, 2], 24)):
+        assert softdtw_barycenter(series, weights=weights, max_iter=1).shape == (length, 2)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-12, 1e6])
+def test_lbfgs_goes_on_however_small_the_numbers(device: str, size: float) -> None:
+    X = block_waves(device).double()
+    z, info = softdtw_barycenter(X, gamma=0.1, optimizer="lbfgs", tol=0, return_info=True)
+    small, same = softdtw_barycenter(
+        X * size, gamma=0.1 * size**2, optimizer="lbfgs", tol=0, return_info=True
+    )
+    assert same.losses[0] == pytest.approx(info.losses[0] * size**2, rel=1e-9)
+    assert min(same.losses) == pytest.approx(min(info.losses) * size**2, rel=1e-3)
+    assert loss_of(small / size, X, 0.1) == pytest.approx(loss_of(z, X, 0.1), rel=1e-3)

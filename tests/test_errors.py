@@ -117,6 +117,13 @@ class TestPairs:
         with raises(TypeError, "y has dtype", str(dtype), "y.float()"):
             call(X, Y.to(dtype))
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_not_dense(self, call: Callable[..., object]) -> None:
+        with raises(TypeError, "x has layout torch.sparse_coo", "dense", "x.to_dense()"):
+            call(X.to_sparse(), Y)
+        with raises(TypeError, "y is a nested tensor", "dense", "y.to_padded_tensor(0.0)", "lengths"):
+            call(X, torch.nested.nested_tensor([Y[0], Y[1, :2]]))
+
     def test_features_differ(self, call: Callable[..., object]) -> None:
         with raises(ValueError, "3 features", "has 2", "(2, 5, 3)", "(2, 4, 2)"):
             call(X, Y[..., :2])
@@ -274,7 +281,7 @@ class TestBarycenter:
             softdtw_barycenter(X.long())
         with raises(ValueError, "X has shape (0, 5, 3)", "at least one series"):
             softdtw_barycenter(X[:0])
-        with raises(ValueError, "X has shape", "at least one series"):
+        with raises(ValueError, "X is an empty list", "at least one (N, D) tensor"):
             softdtw_barycenter([])
         with raises(ValueError, "X[1] has shape (4, 2)", "(time, 3)"):
             softdtw_barycenter([X[0], Y[0, :, :2]])

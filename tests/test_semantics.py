@@ -8,7 +8,14 @@ import pytest
 import torch
 from oracle import assert_within_float64, truth
 
-from softdtw_cuda import softdtw, softdtw_alignment, softdtw_cdist, softdtw_divergence, softdtw_from_cost
+from softdtw_cuda import (
+    softdtw,
+    softdtw_alignment,
+    softdtw_barycenter,
+    softdtw_cdist,
+    softdtw_divergence,
+    softdtw_from_cost,
+)
 
 DISTS = pytest.mark.parametrize("dist", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["fused", "cost"])
@@ -67,6 +74,106 @@ def test_every_kind_of_lengths_means_the_same(device: str) -> None:
     one = softdtw(x[0], y[0], x_lengths=33, y_lengths=torch.tensor(40))
     assert one.dim() == 0
     assert one.item() == pytest.approx(expected[0].item(), rel=1e-12)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Marked, torch.nn.Parameter])
+def test_lengths_of_another_type_are_checked_too(device: str, kind: type[torch.Tensor]) -> None:
+    def marked(numbers: list[int]) -> torch.Tensor:
+        given = torch.tensor(numbers)
+        return given.as_subclass(Marked) if kind is Marked else torch.nn.Parameter(given, requires_grad=False)
+
+    x, y = padded(device, math.nan)
+    lengths = marked(X_LENGTHS), marked(Y_LENGTHS)
+    assert all(type(each) is kind for each in lengths)
+    expected = softdtw(x, y, x_lengths=X_LENGTHS, y_lengths=Y_LENGTHS)
+    assert torch.equal(softdtw(x, y, x_lengths=lengths[0], y_lengths=lengths[1]), expected)
+    cost = torch.rand(4, 70, 66, device=device)
+    for bad in (200_000, -5, 0):
+        wrong = marked([33, bad, 70, 5])
+        for call in (
+            lambda wrong=wrong: softdtw(x, y, x_lengths=wrong),
+            lambda wrong=wrong: softdtw_from_cost(cost, x_lengths=wrong),
+            lambda wrong=wrong: softdtw_barycenter(x, lengths=wrong),
+        ):
+            with pytest.raises(ValueError, match=rf"lengths\[1\] is {bad}, expected a length from 1 to 70"):
+                call()
+    with pytest.raises(ValueError, match="bandwidth"):
+        softdtw(x, y, bandwidth=1, x_lengths=marked([33, 1, 70, 5]), y_lengths=Y_LENGTHS)
+    assert softdtw_barycenter(x, lengths=lengths[0], max_iter=1).shape == (42, 3)
+
+
+@pytest.mark.parametrize("default", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tensors_are_made_where_the_inputs_are(default: str, device: str) -> None:
+    """Not where torch makes them by default."""
+    x, y = (torch.randn(3, steps, 2, device=device).requires_grad_() for steps in (20, 15))
+    cost = torch.rand(3, 20, 15, device=device, requires_grad=True)
+
+    def answers() -> list[torch.Tensor]:
+        values = [
+            softdtw(x, y),
+            softdtw(x, y, x_lengths=[5, 20, 7], normalize=True),
+            softdtw(x, y, dist="cityblock", bandwidth=8),
+            softdtw_from_cost(cost),
+            softdtw_alignment(x, y),
+            softdtw_barycenter(x, weights=[1.0, 2.0, 3.0], lengths=[5, 20, 7], max_iter=2),
+            softdtw_barycenter(list(x), max_iter=2, optimizer="lbfgs"),
+        ]
+        gradients = torch.autograd.grad(sum(values[:4]).sum(), (x, y, cost))
+        return [*(value.detach() for value in values), *gradients]
+
+    expected = answers()
+    torch.set_default_device(default)
+    try:
+        given = answers()
+    finally:
+        torch.set_default_device(None)
+    for ours, theirs in zip(given, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_signs_and_zeros_that_torch_has_put_off(device: str) -> None:
+    x, y = (torch.randn(3, steps, 2, device=device) for steps in (20, 15))
+    cost = torch.rand(3, 20, 15, device=device)
+    for call, series in ((softdtw, (x, y)), (softdtw_from_cost, (cost,))):
+        given = [torch._neg_view(-each).requires_grad_() for each in series]
+        plain = [each.clone().requires_grad_() for each in series]
+        assert all(each.is_neg() for each in given)
+        expected = call(*plain)
+        assert torch.equal(call(*given), expected)
+        weights = torch.tensor([1.0, -2.0, 3.0], device=device)
+        wanted = torch.autograd.grad(expected, plain, weights, retain_graph=True)
+        for ours in (
+            torch.autograd.grad(call(*given), given, weights),
+            torch.autograd.grad(expected, plain, torch._neg_view(-weights), retain_graph=True),
+        ):
+            assert all(map(torch.equal, ours, wanted))
+        none = torch.autograd.grad(expected, plain, torch._efficientzerotensor(3, device=device))
+        assert all((each == 0).all() for each in none)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e16, 1e30])
+def test_costs_too_large_for_gamma_forbid_their_cell(device: str, dtype: torch.dtype, size: float) -> None:
+    """Never a wrong number: rounded to an exponent they would give one."""
+    cost = torch.rand(2, 6, 5, dtype=dtype, device=device)
+    cost[0], cost[1, 2, 2] = size, size
+    forbidden = cost.clone()
+    forbidden[0], forbidden[1, 2, 2] = math.inf, math.inf
+    values = [softdtw_from_cost(given.requires_grad_()) for given in (cost, forbidden)]
+    torch.testing.assert_close(*values)
+    assert values[0].isinf().tolist() == [True, False]
+    grads = [
+        torch.autograd.grad(*pair)[0] for pair in ((values[0].sum(), cost), (values[1].sum(), forbidden))
+    ]
+    torch.testing.assert_close(*grads)
+    x, y = torch.zeros(1, 9, 1, dtype=dtype, device=device), torch.ones(1, 9, 1, dtype=dtype, device=device)
+    assert softdtw(x, y, gamma=1e-20).isinf()
+    largest = torch.full((1, 6, 5), 1e15, dtype=dtype, device=device)
+    torch.testing.assert_close(softdtw_from_cost(largest), largest[:, 0, 0] * 6)
 
 
 def test_lengths_of_a_cost_matrix(device: str) -> None:

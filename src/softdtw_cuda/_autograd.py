@@ -268,6 +268,11 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def _are_plain(*lengths: Tensor | None) -> bool:
+    """Whether a kernel can read them; others have their numbers somewhere else."""
+    return all(given is None or type(given) is Tensor for given in lengths)
+
+
 def needs_plain_gradient(x: Tensor, y: Tensor) -> bool:
     """Whether a gradient by an eager backward is needed, and nothing else, of x and y of types in `PLAIN`."""
     return (
@@ -305,7 +310,7 @@ def fused(
         _refuse_forward_mode(x, y)
     save = (x.requires_grad or y.requires_grad) and torch.is_grad_enabled()
     value: Tensor
-    if not _is_plain(x) or type(y) not in PLAIN:
+    if not _is_plain(x) or type(y) not in PLAIN or not _are_plain(x_lengths, y_lengths):
         call: Any = _FusedInTransform.apply if save and _in_transform() else fused_forward
         value, _ = call(x, y, gamma, bandwidth, x_lengths, y_lengths, save)
         return reduced(value, reduction)
@@ -327,7 +332,7 @@ def from_cost(
         _refuse_forward_mode(cost)
     save = cost.requires_grad and torch.is_grad_enabled()
     value: Tensor
-    if not _is_plain(cost):
+    if not _is_plain(cost) or not _are_plain(x_lengths, y_lengths):
         call: Any = _CostInTransform.apply if save and _in_transform() else cost_forward
         value, _ = call(cost, gamma, bandwidth, x_lengths, y_lengths, save)
         return value

@@ -133,6 +133,15 @@ def _check_float_tensor(name: str, tensor: object) -> None:
             f"{name} has dtype {tensor.dtype}, expected float64, float32, bfloat16 or float16; "
             f"convert it with {name}.float()."
         )
+    if tensor.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor, expected a dense one; convert it with {name}.to_padded_tensor(0.0) "
+            "and pass the lengths."
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{name} has layout {tensor.layout}, expected a dense tensor; convert it with {name}.to_dense()."
+        )
 
 
 def _autocast_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -142,9 +151,15 @@ def _autocast_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
     return x.float(), y.float()
 
 
+def _are_dense(*tensors: object) -> bool:
+    return all(
+        isinstance(each, Tensor) and each.layout is torch.strided and not each.is_nested for each in tensors
+    )
+
+
 def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, Tensor, bool]:
     """x (Bx, N, D) and y (By, M, D), and whether they came batched; for all_pairs batch sizes are free."""
-    x_dim, y_dim = (x.dim(), y.dim()) if isinstance(x, Tensor) and isinstance(y, Tensor) else (0, 0)
+    x_dim, y_dim = (x.dim(), y.dim()) if _are_dense(x, y) else (0, 0)
     if x_dim == 3 and y_dim == 3:
         batched = True
     elif x_dim == 2 and y_dim == 2:
@@ -248,7 +263,7 @@ def check_lengths(
         return None, None
     if isinstance(lengths, Tensor):
         given = _check_length_tensor(lengths, name, rows, batch, device, batched)
-        if lengths.device.type != "cpu" or type(lengths) is not Tensor or torch.compiler.is_compiling():
+        if not _can_be_read(lengths):
             return _narrow(given, device).expand(batch).contiguous(), None
         host = given.tolist()
     else:
@@ -261,11 +276,20 @@ def check_lengths(
         )
     if len(host) != batch:
         host = host * batch
-    tensor = torch.tensor(host, dtype=torch.int32)
+    tensor = torch.tensor(host, dtype=torch.int32, device="cpu")
     if device.type != "cpu":
         # A fresh tensor in pageable memory: the driver has its copy when this returns, and nothing waits.
         tensor = tensor.to(device, non_blocking=True)
     return tensor, host
+
+
+def _can_be_read(lengths: Tensor) -> bool:
+    """Whether the host has the numbers: not on a GPU, nor while torch traces."""
+    return (
+        lengths.device.type == "cpu"
+        and type(lengths).__torch_dispatch__ is Tensor.__torch_dispatch__
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _narrow(lengths: Tensor, device: torch.device) -> Tensor:

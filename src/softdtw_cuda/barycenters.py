@@ -156,29 +156,39 @@ def softdtw_barycenter(
             )
 
         with torch.enable_grad():
-            z.requires_grad_()
             descent: torch.optim.Optimizer
             schedule = None
+            unit = 1.0 if optimizer == "adam" else _unit_of(series, host_lengths)
+            z = (z / unit).requires_grad_()
             if optimizer == "adam":
                 step = 0.1 if lr is None else lr
                 descent = torch.optim.Adam([z], lr=step)
                 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(descent, max_iter, eta_min=step / 10)
             else:
                 # One iteration a call, so that the loop sees every iterate; curvature is kept between calls.
+                # Its tolerances are absolute, made for numbers around 1, hence the unit.
                 descent = torch.optim.LBFGS(
-                    [z], lr=1.0 if lr is None else lr, max_iter=1, max_eval=25, line_search_fn="strong_wolfe"
+                    [z],
+                    lr=1.0 if lr is None else lr,
+                    max_iter=1,
+                    max_eval=25,
+                    tolerance_grad=1e-9,
+                    tolerance_change=1e-12,
+                    line_search_fn="strong_wolfe",
                 )
             best, info = _descend(
                 z,
-                loss_of,
+                lambda candidate: loss_of(candidate * unit) / unit**2,
                 descent,
                 schedule,
                 max_iter,
                 patience=patience if early_stopping else math.inf,
                 earliest_stop=max_iter // 2 if optimizer == "adam" else 0,
-                tol=tol,
+                tol=tol / unit**2,
                 progress=progress,
+                unit=unit**2,
             )
+            best = best * unit
         return (best, info) if return_info else best
 
 
@@ -214,7 +224,9 @@ def _check_series(
                     "X[0]; convert it with X[k].to(X[0])."
                 )
         lengths = [item.shape[0] for item in X]
-        batch = torch.nn.utils.rnn.pad_sequence(list(X), batch_first=True) if X else torch.empty(0, 0, 0)
+        if not X:
+            raise ValueError("X is an empty list, expected at least one (N, D) tensor.")
+        batch = torch.nn.utils.rnn.pad_sequence(list(X), batch_first=True)
     count, size, features = batch.shape
     if count == 0 or size == 0 or features == 0:
         raise ValueError(
@@ -238,7 +250,7 @@ def _check_weights(weights: Tensor | Sequence[float] | None, series: Tensor) -> 
     if weights is None:
         return series.new_full((count,), 1 / count)
     try:
-        given = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+        given = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             f"weights must be {count} numbers, one for each series, got {weights!r}; pass a list or a tensor."
@@ -291,6 +303,14 @@ def _start(
     return mean
 
 
+def _unit_of(series: Tensor, lengths: list[int] | None) -> float:
+    """The power of two next to the standard deviation of X: dividing by it rounds nothing."""
+    each = lengths if lengths is not None else [series.shape[1]] * series.shape[0]
+    numbers = torch.cat([one[:n].flatten() for one, n in zip(series, each, strict=True)])
+    size = numbers.double().std(correction=0).item()
+    return 2.0 ** round(math.log2(size)) if 0.0 < size < math.inf else 1.0
+
+
 def _descend(
     z: Tensor,
     loss_of: Callable[[Tensor], Tensor],
@@ -301,8 +321,9 @@ def _descend(
     earliest_stop: int,
     tol: float,
     progress: bool,
+    unit: float,
 ) -> tuple[Tensor, BarycenterInfo]:
-    """Walk from z; the best point seen, and how it went. `patience` may be infinite."""
+    """Walk from z; the best point seen, and how it went, with losses in their unit. `patience` may be inf."""
 
     def closure() -> float:
         descent.zero_grad()
@@ -345,5 +366,5 @@ def _descend(
             if schedule is not None:
                 schedule.step()
             bar.update()
-            bar.set_postfix(loss=f"{loss:.6g}", refresh=False)
-    return best, BarycenterInfo(losses, len(losses) - 1, stop_reason)
+            bar.set_postfix(loss=f"{loss * unit:.6g}", refresh=False)
+    return best, BarycenterInfo([loss * unit for loss in losses], len(losses) - 1, stop_reason)

@@ -328,6 +328,14 @@ def unshear(
 
 # ----------------------------------------------------------------------------------------------- recurrence
 @jit
+def largest_cost_of(scale: float, path: int, floats: Array) -> float:
+    """Beyond it a cost forbids its cell, as +inf does: rounded to an exponent it would be wrong, or the sum
+    over a path of so many cells would not fit 63 bits. (float32 has flagged such samples long before.)"""
+    largest = 3.4e38 if floats.itemsize == 4 else 1.7e308
+    return min(min(2.0**51, 2.0**62 / path) / max(scale, 1e-290), largest)
+
+
+@jit
 def walk(
     diagonals: Array,
     edge: int,
@@ -335,6 +343,7 @@ def walk(
     width: int,
     offset: int,
     bandwidth: int,
+    largest_cost: float,
     scale_high: float,
     scale_low: float,
     line_f: Array,
@@ -374,6 +383,7 @@ def walk(
     infinite = vsplat(line_f, math.inf)
     zero_n = zero_exponent(line_n)
     huge = vsplat(line_n, zero_n)
+    too_large = vsplat(line_f, largest_cost)
     high_part = vsplat(line_f, scale_high)
     minus_high = vsplat(line_f, -scale_high)
     minus_low = vsplat(line_f, -scale_low)
@@ -423,7 +433,7 @@ def walk(
             scaled = cost * high_part
             whole = vround(scaled)
             remainder = vfma(cost, minus_low, vfma(cost, minus_high, whole))
-            forbidden = cost == infinite
+            forbidden = too_large < cost
             weight = vselect(forbidden, zero, vexp2(remainder))
 
             m = vmin(vmin(up_n, left_cell_n), diagonal_n)
@@ -1054,6 +1064,7 @@ def forward_worker(
                 width,
                 offset,
                 bandwidth,
+                largest_cost_of(scale_high, (rows_of_tiles + columns_of_tiles) * edge, line_f),
                 scale_high,
                 scale_low,
                 line_f,
@@ -1323,6 +1334,7 @@ def backward_worker(
                     width,
                     offset,
                     bandwidth,
+                    largest_cost_of(scale_high, (rows_of_tiles + columns_of_tiles) * edge, line_f),
                     scale_high,
                     scale_low,
                     line_f,

@@ -17,6 +17,7 @@ from softdtw_cuda._cpu.notice import compiling
 from softdtw_cuda._cpu.problem import Array, Problem, cost_problem, fused_problem, order_of_tiles
 from softdtw_cuda._cpu.scratch import borrowed
 from softdtw_cuda._cpu.threads import run, threads_for
+from softdtw_cuda._memory import in_memory
 
 __all__ = [
     "cost_backward",
@@ -123,14 +124,16 @@ def _forward(problem: Problem, n: int, bandwidth: int, save: bool) -> tuple[Tens
     by_tile = _by_tile(problem, threads)
     threads = threads if by_tile else min(threads, problem.batch)
     slots = problem.batch if by_tile else threads
-    value = torch.empty(problem.batch, dtype=problem.dtype)
+    value = torch.empty(problem.batch, dtype=problem.dtype, device="cpu")
     if save:
         state = torch.empty(
-            cost_state_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth), dtype=torch.uint8
+            cost_state_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth),
+            dtype=torch.uint8,
+            device="cpu",
         )
         bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.numpy(), problem, n, bandwidth)
     else:
-        state = torch.empty(0, dtype=torch.uint8)
+        state = torch.empty(0, dtype=torch.uint8, device="cpu")
         saved = max(tiles.rows, tiles.columns) * tiles.edge
         bottom_f, right_f = np.empty((2, slots * saved), problem.float_type)
         bottom_n, right_n = np.empty((2, slots * saved), problem.int_type)
@@ -214,7 +217,7 @@ def _backward(
     pending = np.full(threads, -1, np.int64)
     flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
     floats, integers = _scratch_sizes(problem, True)
-    gradient = grad.detach().to(problem.dtype).contiguous().numpy()
+    gradient = in_memory(grad.detach()).to(problem.dtype).contiguous().numpy()
     values = value.detach().to(problem.dtype).contiguous().numpy()
     # Mass too small to matter beside any other makes denormal numbers, which are slow.
     smallest = 2.0**-100 if problem.dtype == torch.float32 else 2.0**-900
@@ -279,7 +282,8 @@ def _float64(tensor: Tensor, samples: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ operators
 def _computed(tensor: Tensor) -> Tensor:
-    """float16 and bfloat16 are computed in float32."""
+    """In float32 for float16 and bfloat16."""
+    tensor = in_memory(tensor)
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
@@ -332,8 +336,8 @@ def fused_backward(
     x, y = _computed(x), _computed(y)
     problem = fused_problem(x, y, gamma, bandwidth, x_lengths, y_lengths)
     n, m, d = x.shape[1], y.shape[1], x.shape[2]
-    gx = torch.zeros((problem.batch, n, d) if need_x else (0,), dtype=x.dtype)
-    gy = torch.zeros((problem.batch, m, d) if need_y else (0,), dtype=x.dtype)
+    gx = x.new_zeros((problem.batch, n, d) if need_x else (0,))
+    gy = x.new_zeros((problem.batch, m, d) if need_y else (0,))
     wide = _needs_wide(problem, n) if x.dtype == torch.float32 else np.zeros(problem.batch, bool)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
     narrow_grad = torch.where(torch.from_numpy(wide), 0.0, grad) if wide.any() else grad
@@ -407,7 +411,7 @@ def cost_backward(
     cost = _computed(cost)
     problem = cost_problem(cost, gamma, bandwidth, x_lengths, y_lengths)
     n = cost.shape[1]
-    gcost = torch.zeros(cost.shape, dtype=cost.dtype)
+    gcost = cost.new_zeros(cost.shape)
     wide = _needs_wide(problem, n) if cost.dtype == torch.float32 else np.zeros(problem.batch, bool)
     narrow_grad = torch.where(torch.from_numpy(wide), 0.0, grad) if wide.any() else grad
     flat = gcost.view(-1).numpy()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._memory import in_memory
 from .._reduction import Reduction, reduced
 from .._reference import value_dtype
 from . import config
@@ -190,14 +191,9 @@ def _turn_to_redo(p: Params, call: _Call, restore: bool) -> None:
     p.tickets, p.other_tickets = p.other_tickets, p.tickets
 
 
-def _in_memory(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy where torch has put off a sign or zeros that memory does not show."""
-    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
-
-
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
-    tensor = _in_memory(tensor)
+    tensor = in_memory(tensor)
     if tensor.is_contiguous():
         return tensor
     _, rows, columns = tensor.shape
@@ -264,7 +260,7 @@ def _backward(
     grad_y: Tensor | None,
 ) -> None:
     plan, device = call.plan, value.device
-    grad = _in_memory(grad)
+    grad = in_memory(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     p = Params.from_buffer_copy(call.params)
