@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -143,7 +144,8 @@ def softdtw_barycenter(
     max_iter, patience = check_count("max_iter", max_iter), check_count("patience", patience)
     tol = check_real("tol", tol, positive=False)
     lr = None if lr is None else check_real("lr", lr, positive=True)
-    with torch.inference_mode(False):  # a descent needs gradients
+    # A descent needs gradients, and torch's optimisers what they count with on the CPU.
+    with torch.inference_mode(False), _default_device_cpu():
         series, host_lengths = _check_series(X, lengths, device)
         shares = _check_weights(weights, series)
         z = _start(init, length, series, host_lengths, shares)
@@ -190,6 +192,10 @@ def softdtw_barycenter(
             )
             best = best * unit
         return (best, info) if return_info else best
+
+
+def _default_device_cpu() -> AbstractContextManager[object]:
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _check_series(
