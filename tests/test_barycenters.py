@@ -263,3 +263,11 @@ def test_lbfgs_goes_on_however_small_the_numbers(device: str, size: float) -> No
     assert same.losses[0] == pytest.approx(info.losses[0] * size**2, rel=1e-9)
     assert min(same.losses) == pytest.approx(min(info.losses) * size**2, rel=1e-3)
     assert loss_of(small / size, X, 0.1) == pytest.approx(loss_of(z, X, 0.1), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-42])
+def test_lbfgs_and_numbers_whose_squares_vanish(device: str, size: float) -> None:
+    X = block_waves(device) * size
+    z, info = softdtw_barycenter(X, gamma=0.1, optimizer="lbfgs", max_iter=3, return_info=True)
+    assert z.isfinite().all()
+    assert all(map(math.isfinite, info.losses))

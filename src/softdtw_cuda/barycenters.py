@@ -180,7 +180,7 @@ def softdtw_barycenter(
                 )
             best, info = _descend(
                 z,
-                lambda candidate: loss_of(candidate * unit) / unit**2,
+                loss_of if unit == 1.0 else lambda candidate: loss_of(candidate * unit) / unit**2,
                 descent,
                 schedule,
                 max_iter,
@@ -310,11 +310,16 @@ def _start(
 
 
 def _unit_of(series: Tensor, lengths: list[int] | None) -> float:
-    """The power of two next to the standard deviation of X: dividing by it rounds nothing."""
+    """The power of two next to the standard deviation of X: dividing by it rounds nothing.
+
+    1 where its square, which divides losses, is beyond the type of X; so are the losses, then.
+    """
     each = lengths if lengths is not None else [series.shape[1]] * series.shape[0]
     numbers = torch.cat([one[:n].flatten() for one, n in zip(series, each, strict=True)])
     size = numbers.double().std(correction=0).item()
-    return 2.0 ** round(math.log2(size)) if 0.0 < size < math.inf else 1.0
+    unit = 2.0 ** round(math.log2(size)) if 0.0 < size < math.inf else 1.0
+    limits = torch.finfo(series.dtype)
+    return unit if limits.tiny <= unit * unit <= limits.max else 1.0
 
 
 def _descend(

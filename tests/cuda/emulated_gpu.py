@@ -119,8 +119,9 @@ class EmulatedGpu:
 
 def module(kernel: Kernel, races: bool, capability: tuple[int, int]) -> EmulatedModule:
     """The kernel's source built for the host, as it is for a GPU of that compute capability."""
-    major, minor = capability
-    defines = {**kernel.defines(), "__CUDA_ARCH__": 100 * major + 10 * minor}
+    # Sources differ before 8.0 and from 10.0 on.
+    architecture = 750 if capability < (8, 0) else 1000 if capability >= (10, 0) else 900
+    defines = {**kernel.defines(), "__CUDA_ARCH__": architecture}
     return build([KERNELS / f"{kernel.source}.cu"], defines, races=races, flags=_FLAGS)
 
 

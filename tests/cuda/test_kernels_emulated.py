@@ -346,13 +346,9 @@ EXACT_SIZES = [
     for n, m in ((31, 33), (32, 64), (33, 32), (64, 65), (65, 63), (127, 129), (128, 128))
 ]  # fmt: skip
 OTHER_DEVICES = [
-    Case(2, 140, 80, 1, device=BLACKWELL),
-    Case(2, 140, 80, 5, device=BLACKWELL),
-    Case(3, 140, 80, 64, device=BLACKWELL),
     Case(2, 80, 100, 64, device=BLACKWELL, bandwidth=30),
     Case(2, 140, 80, 128, device=BLACKWELL),
     Case(2, 70, 100, 90, device=BLACKWELL, dtype=BF16),
-    Case(2, 70, 80, 130, device=BLACKWELL),
     Case(3, 140, 80, 64, device=BLACKWELL_DESKTOP),
     Case(2, 100, 110, 5, device=BLACKWELL_DESKTOP, bandwidth=20),
     Case(2, 70, 80, 0, device=BLACKWELL_DESKTOP),
