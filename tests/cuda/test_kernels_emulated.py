@@ -588,6 +588,10 @@ def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) ->
         theirs = at_once(case, given, True, True)
         ours = at_once(case, given._replace(x=negated(given.x), y=y), True, True)
         assert all(map(torch.equal, ours, theirs))
+        nothing = torch._efficientzerotensor(y.shape, dtype=F32)
+        ours = at_once(case, given._replace(y=nothing), True, True)
+        theirs = at_once(case, given._replace(y=torch.zeros(y.shape)), True, True)
+        assert all(map(torch.equal, ours, theirs))
 
 
 # ---- gradients along with the values

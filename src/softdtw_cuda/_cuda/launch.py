@@ -411,8 +411,8 @@ def fused_at_once(
     x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, need_x: bool, need_y: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
-    x_shape, y_shape = x.shape, y.shape
-    if x.is_contiguous() and y.is_contiguous() and not (x.is_neg() or y.is_neg()):
+    x, y, x_shape, y_shape = in_memory(x), in_memory(y), x.shape, y.shape
+    if x.is_contiguous() and y.is_contiguous():
         (_, n, d), m = x_shape, y_shape[1]
         inputs = x.data_ptr(), y.data_ptr(), 0, 0, n * d, m * d
     else:
