@@ -18,8 +18,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softdtw_cuda import _autograd, functional
+from softdtw_cuda._cuda.at_once import SmallPairs
+from softdtw_cuda._memory import NotInMemory
 from softdtw_cuda._reduction import Reduction
-from softdtw_cuda.functional import _options_at_once
+from softdtw_cuda.functional import _small_pairs
 
 GPU = torch.device("cuda", 0)
 SHAPE = torch.Size((4, 20, 3))
@@ -37,11 +39,19 @@ RIGHT: dict[str, Any] = {
 }
 
 
+def options_of(pairs: SmallPairs) -> tuple[float, int, Reduction]:
+    return pairs._gamma, pairs._bandwidth, pairs._reduction
+
+
 @pytest.mark.parametrize(("bandwidth", "radius"), [(None, -1), (10, 10), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_right_calls(bandwidth: int | None, radius: int, reduction: Reduction) -> None:
-    options = _options_at_once(**{**RIGHT, "bandwidth": bandwidth, "reduction": reduction})
-    assert options == (0.5, radius, reduction)
+    options = {**RIGHT, "bandwidth": bandwidth, "reduction": reduction}
+    pairs = _small_pairs(**options)
+    assert pairs is not None
+    assert options_of(pairs) == (0.5, radius, reduction)
+    assert (pairs._shape, pairs._index) == ((4, 20, 30, 3), 0)
+    assert _small_pairs(**options) is pairs  # with the launches that it keeps
 
 
 @pytest.mark.parametrize(
@@ -79,7 +89,7 @@ def test_right_calls(bandwidth: int | None, radius: int, reduction: Reduction) -
     ids=str,
 )
 def test_others_go_the_long_way(wrong: dict[str, Any]) -> None:
-    assert _options_at_once(**{**RIGHT, **wrong}) is None
+    assert _small_pairs(**{**RIGHT, **wrong}) is None
 
 
 class _OnGpu(Tensor):
@@ -127,12 +137,12 @@ def test_what_takes_the_short_way(
 ) -> None:
     taken = []
 
-    def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
-        taken.append(options)
+    def at_once(x: Tensor, y: Tensor, pairs: SmallPairs) -> Tensor:
+        taken.append(options_of(pairs))
         raise StopIteration
 
     monkeypatch.setattr(functional, "PLAIN", frozenset((Tensor, _OnGpu)))
-    monkeypatch.setattr(_autograd, "at_once", at_once)
+    monkeypatch.setattr(_autograd, "fused_at_once", at_once)
     x, y = (torch.randn(4, steps, 3).as_subclass(_OnGpu).requires_grad_() for steps in (20, 30))
     options = {**LANE, **different}
     with contextlib.suppress(Exception):  # the long way may lead anywhere, with such tensors
@@ -149,7 +159,7 @@ def test_what_takes_the_short_way(
 def test_compiled_graphs_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     monkeypatch.setattr(functional, "PLAIN", frozenset((Tensor, _OnGpu)))
-    monkeypatch.setattr(_autograd, "at_once", lambda *arguments: taken.append(arguments))
+    monkeypatch.setattr(_autograd, "fused_at_once", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x, y = (torch.randn(4, steps, 3).as_subclass(_OnGpu).requires_grad_() for steps in (20, 30))
     with contextlib.suppress(Exception):
@@ -157,43 +167,44 @@ def test_compiled_graphs_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not taken
 
 
-class _Backend:
+class _SumsOfSquares:
+    """Stands in for SmallPairs, to see what becomes of a result."""
+
     def __init__(self) -> None:
         self.calls = 0
         self.made: list[int] = []
 
-    def fused_at_once(
-        self, x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, *needed: bool
-    ) -> tuple[Tensor | None, ...]:
-        assert x.data_ptr() != y.data_ptr()  # which the launcher asks for
+    def __call__(
+        self, x: Tensor, y: Tensor, need_x: bool, need_y: bool
+    ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+        try:
+            assert x.data_ptr() != y.data_ptr()
+        except RuntimeError as error:
+            raise NotInMemory from error
         self.calls += 1
-        gradients = [side.detach() * 2 if need else None for side, need in zip((x, y), needed, strict=True)]
+        gradients = x.detach() * 2 if need_x else None, y.detach() * 2 if need_y else None
         self.made += [gradient.data_ptr() for gradient in gradients if gradient is not None]
-        return (x.detach().square().sum() + y.detach().square().sum(), *gradients)
+        return x.detach().square().sum() + y.detach().square().sum(), gradients
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        return _autograd.fused_at_once(x, y, self)  # type: ignore[arg-type]  # no SmallPairs
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> _Backend:
-    """Sums of squares, to see what becomes of a result."""
-    made = _Backend()
-    monkeypatch.setattr(_autograd, "backend", lambda device_type: made)
-    return made
+def pairs() -> _SumsOfSquares:
+    return _SumsOfSquares()
 
 
-def call(x: Tensor, y: Tensor) -> Tensor:
-    return _autograd.at_once(x, y, (0.5, -1, "mean"))
-
-
-def test_each_backward_gets_gradients_of_its_own(backend: _Backend) -> None:
+def test_each_backward_gets_gradients_of_its_own(pairs: _SumsOfSquares) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1, requires_grad=True)
-    value = call(x, y)
+    value = pairs.of(x, y)
     grads = [torch.autograd.grad(3.0 * value, (x, y), retain_graph=True) for _ in range(3)]
-    assert backend.calls == 3  # the first backward takes what the forward made
+    assert pairs.calls == 3  # the first backward takes what the forward made
     for grad_x, grad_y in grads:
         assert torch.equal(grad_x, 6.0 * x)
         assert torch.equal(grad_y, 6.0 * y)
-    assert [grad.data_ptr() for pair in grads for grad in pair] == backend.made  # in place
-    assert len(set(backend.made)) == 6
+    assert [grad.data_ptr() for pair in grads for grad in pair] == pairs.made  # in place
+    assert len(set(pairs.made)) == 6
     value.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, 2.0 * x)
@@ -201,17 +212,17 @@ def test_each_backward_gets_gradients_of_its_own(backend: _Backend) -> None:
         value.backward()
 
 
-def test_changed_inputs_are_an_error(backend: _Backend) -> None:
+def test_changed_inputs_are_an_error(pairs: _SumsOfSquares) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
-    value = call(x, y)
+    value = pairs.of(x, y)
     y.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
 
 
-def test_products_that_are_not_made_in_place(backend: _Backend) -> None:
+def test_products_that_are_not_made_in_place(pairs: _SumsOfSquares) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
-    value = call(x, y)
+    value = pairs.of(x, y)
 
     def gradient(weight: Tensor) -> Tensor:
         return torch.autograd.grad(value, x, weight, retain_graph=True)[0]
@@ -222,7 +233,7 @@ def test_products_that_are_not_made_in_place(backend: _Backend) -> None:
     three = torch.tensor(3.0)
     marked = gradient(three.as_subclass(Marked))
     assert type(marked) is Marked
-    assert marked.data_ptr() not in backend.made
+    assert marked.data_ptr() not in pairs.made
     assert torch.equal(torch.func.functionalize(gradient)(three), 6.0 * x)
     several = torch.tensor([1.0, 3.0])
     expected = torch.stack([2.0 * x, 6.0 * x])
@@ -230,31 +241,31 @@ def test_products_that_are_not_made_in_place(backend: _Backend) -> None:
     (batched,) = torch.autograd.grad(value, x, several, retain_graph=True, is_grads_batched=True)
     assert torch.equal(batched, expected)
     with torch.inference_mode(), torch.enable_grad():
-        of_inference = call(x, y)
+        of_inference = pairs.of(x, y)
     assert torch.equal(torch.autograd.grad(of_inference, x, three)[0], 6.0 * x)
 
 
-def test_what_a_capture_reads_stays(backend: _Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_capture_reads_stays(pairs: _SumsOfSquares, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph holds addresses: what it reads must neither change nor be given to somebody else."""
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
 
     def gradient(value: Tensor) -> Tensor:
         return torch.autograd.grad(value, x, torch.tensor(3.0), retain_graph=True)[0]
 
-    value = call(x, y)
+    value = pairs.of(x, y)
     with monkeypatch.context() as patch:
-        patch.setattr(_autograd, "_in_capture", lambda tensor: True)
+        patch.setattr(_autograd, "_in_capture", lambda: True)
         captured = [gradient(value) for _ in range(2)]  # a backward alone
-        replayed = call(x, y)
+        replayed = pairs.of(x, y)
     given = [*captured, *(gradient(replayed) for _ in range(2))]  # a forward alone, and eager backwards
-    assert backend.calls == 2
+    assert pairs.calls == 2
     assert all(torch.equal(one, 6.0 * x) for one in given)
-    assert len({one.data_ptr() for one in given} | set(backend.made)) == 6
-    assert gradient(value).data_ptr() == backend.made[0]  # outside of captures, in place again
-    assert backend.calls == 2
+    assert len({one.data_ptr() for one in given} | set(pairs.made)) == 6
+    assert gradient(value).data_ptr() == pairs.made[0]  # outside of captures, in place again
+    assert pairs.calls == 2
 
 
-def test_a_tensor_kept_beyond_its_transform(backend: _Backend) -> None:
+def test_a_tensor_kept_beyond_its_transform(pairs: _SumsOfSquares) -> None:
     x, kept = torch.randn(2, 3, 1, requires_grad=True), []
 
     def keep(given: Tensor) -> Tensor:
@@ -262,7 +273,7 @@ def test_a_tensor_kept_beyond_its_transform(backend: _Backend) -> None:
         return given.sum()
 
     torch.func.grad(keep)(torch.randn(2, 4, 1))
-    call(x, kept[0]).backward()
+    pairs.of(x, kept[0]).backward()
     assert x.grad is not None
     assert torch.equal(x.grad, 2.0 * x)
 

@@ -8,14 +8,16 @@ own. All of them share the formulas of `_ops`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._backends import backend
+from ._memory import NotInMemory, in_memory
 from ._ops import (
     cost_backward,
     cost_forward,
@@ -30,13 +32,21 @@ from ._ops import (
 )
 from ._reduction import Reduction, reduced
 
+if TYPE_CHECKING:
+    from ._cuda.at_once import SmallPairs
+
 _in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
-def _in_capture(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+def _in_capture() -> bool:
+    """Whether a CUDA graph is being recorded on the current stream."""
+    return False
+
+
+if torch.backends.cuda.is_built():
+    _in_capture = torch._C._cuda_isCurrentStreamCapturing
 
 
 def _may_multiply_by(grad: Tensor) -> bool:
@@ -45,19 +55,12 @@ def _may_multiply_by(grad: Tensor) -> bool:
     That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched), and not in
     the capture of a graph, which may be replayed without the forward that made what is kept.
     """
-    return not (
-        type(grad) is not Tensor
-        or torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(grad)
-        or torch._C._functorch.is_legacy_batchedtensor(grad)
-        or _in_capture(grad)
-    )
-
-
-def _product(kept: Tensor | None, grad: Tensor, in_place: bool) -> Tensor | None:
-    if kept is None:
-        return None
-    return kept.mul_(grad) if in_place and not kept.is_inference() else kept * grad
+    if type(grad) is not Tensor or torch.compiler.is_compiling() or _in_capture():
+        return False
+    try:
+        return grad.data_ptr() != 0
+    except RuntimeError:  # what wraps others has no memory of its own
+        return False
 
 
 # Plain eager tensors
@@ -119,12 +122,10 @@ class _FusedAtOnce(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, pairs: SmallPairs) -> Tensor:
         need_x, need_y, _ = ctx.needs_input_grad
-        result: Tensor
-        result, *gradients = backend("cuda").fused_at_once(x, y, *options, need_x, need_y)
-        ctx.options, ctx.in_capture = options, _in_capture(x)
-        ctx.kept = [gradients]
+        result, gradients = pairs(x, y, need_x, need_y)
+        ctx.pairs, ctx.in_capture, ctx.kept = pairs, _in_capture(), [gradients]
         ctx.save_for_backward(x, y)  # changing them must be an error as ever
         return result
 
@@ -138,15 +139,18 @@ class _FusedAtOnce(torch.autograd.Function):
             kept = None
         if kept is None:
             need_x, need_y, _ = ctx.needs_input_grad
-            _, *gradients = backend("cuda").fused_at_once(x, y, *ctx.options, need_x, need_y)
+            _, gradients = ctx.pairs(x, y, need_x, need_y)
         grad_x, grad_y = gradients
         in_place = not ctx.in_capture and _may_multiply_by(grad)
         if grad.dim():
             grad = grad.view(-1, 1, 1)
-        result = _product(grad_x, grad, in_place), _product(grad_y, grad, in_place), None
+        if grad_x is not None:
+            grad_x = grad_x.mul_(grad) if in_place and not grad_x.is_inference() else grad_x * grad
+        if grad_y is not None:
+            grad_y = grad_y.mul_(grad) if in_place and not grad_y.is_inference() else grad_y * grad
         if kept is not None and not in_place:
             ctx.kept.append(kept)
-        return result
+        return grad_x, grad_y, None
 
 
 _MOST_CELLS_AT_ONCE = 2**21
@@ -175,9 +179,24 @@ def is_small(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor |
     return batch == y_batch and are_small(batch, n, m, d)
 
 
+@functools.lru_cache(maxsize=256)
+def small_pairs(
+    x_shape: torch.Size,
+    y_shape: torch.Size,
+    device: torch.device,
+    gamma: float,
+    bandwidth: int,
+    reduction: Reduction,
+) -> SmallPairs:
+    """What computes for small pairs like these; made once."""
+    from ._cuda.at_once import SmallPairs
+
+    return SmallPairs(x_shape, y_shape, device.index, gamma, bandwidth, reduction)
+
+
 _fused_with_gradient: Callable[..., Tensor] = _Fused.apply
-# What _FusedAtOnce.apply calls in the end; a third of its time goes before, on what `fused` has made sure of.
-_fused_at_once: Callable[..., Tensor] = super(torch.autograd.Function, _FusedAtOnce).apply
+# What _FusedAtOnce.apply calls in the end; a third of its time goes before, on what its callers know.
+_apply_at_once: Callable[..., Tensor] = super(torch.autograd.Function, _FusedAtOnce).apply
 _cost_with_gradient: Callable[..., Tensor] = _Cost.apply
 
 
@@ -284,12 +303,13 @@ def needs_plain_gradient(x: Tensor, y: Tensor) -> bool:
     )
 
 
-def at_once(x: Tensor, y: Tensor, options: tuple[float, int, Reduction]) -> Tensor:
-    """The values of small pairs that need a plain gradient, or one number, with gradients.
-
-    `options` are gamma, bandwidth and reduction.
-    """
-    return _fused_at_once(_without_dead_wrapper(x), _without_dead_wrapper(y), options)
+def fused_at_once(x: Tensor, y: Tensor, pairs: SmallPairs) -> Tensor:
+    """The values of small pairs that need a plain gradient, or one number, with gradients."""
+    try:
+        return _apply_at_once(x, y, pairs)
+    except NotInMemory:  # rare, and looking for it first would take time
+        x, y = _without_dead_wrapper(x), _without_dead_wrapper(y)
+    return _apply_at_once(in_memory(x), in_memory(y), pairs)
 
 
 def fused(
@@ -316,7 +336,7 @@ def fused(
         return reduced(value, reduction)
     x, y = _without_dead_wrapper(x), _without_dead_wrapper(y)
     if save and at_once and is_small(x, y, x_lengths, y_lengths):
-        return _fused_at_once(x, y, (gamma, bandwidth, reduction))
+        return fused_at_once(x, y, small_pairs(x.shape, y.shape, x.device, gamma, bandwidth, reduction))
     if save:
         value = _fused_with_gradient(x, y, gamma, bandwidth, x_lengths, y_lengths)
     else:

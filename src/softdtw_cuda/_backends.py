@@ -8,8 +8,8 @@ their device arrives, never import each other, and share one interface, function
 
 `value` is (B,), float32, or float64 for float64 input. `state` is whatever the backward needs besides the
 inputs, as bytes; empty when `save` is false. Gradients come per sample; where a side is broadcast they come
-in the value's type and are summed by the caller. bandwidth = -1 stands for no band. CUDA has `fused_at_once`
-besides.
+in the value's type and are summed by the caller. bandwidth = -1 stands for no band. Small pairs on
+CUDA go another way, `_cuda.at_once`.
 """
 
 from __future__ import annotations

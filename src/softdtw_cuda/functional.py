@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from ._validation import (
     check_metric,
     check_pair,
 )
+
+if TYPE_CHECKING:
+    from ._cuda.at_once import SmallPairs
 
 
 def softdtw(
@@ -109,11 +113,11 @@ def softdtw_reduced(
         and y_lengths is None
         and _autograd.needs_plain_gradient(x, y)
     ):
-        options = _options_at_once(
+        pairs = _small_pairs(
             x.shape, y.shape, x.dtype, y.dtype, x.device, y.device, gamma, bandwidth, dist, reduction
         )
-        if options is not None:
-            return _autograd.at_once(x, y, options)
+        if pairs is not None:
+            return _autograd.fused_at_once(x, y, pairs)
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
@@ -129,7 +133,7 @@ def softdtw_reduced(
 
 
 @functools.lru_cache(maxsize=256)
-def _options_at_once(
+def _small_pairs(
     x_shape: torch.Size,
     y_shape: torch.Size,
     x_dtype: torch.dtype,
@@ -140,8 +144,8 @@ def _options_at_once(
     bandwidth: int | None,
     dist: str,
     reduction: Reduction,
-) -> tuple[float, int, Reduction] | None:
-    """Options for `_autograd.at_once`, if pairs are small and there is nothing wrong; None otherwise.
+) -> SmallPairs | None:
+    """For `_autograd.fused_at_once`, if pairs are small and there is nothing wrong; None otherwise.
 
     What was found right once is not checked again, argument by argument, in every call: for small pairs that
     would take as long as the kernels do.
@@ -162,7 +166,8 @@ def _options_at_once(
     )
     if not fine or not _autograd.are_small(batch, n, m, d):
         return None
-    return gamma, -1 if bandwidth is None else bandwidth, reduction
+    radius = -1 if bandwidth is None else bandwidth
+    return _autograd.small_pairs(x_shape, y_shape, x_device, gamma, radius, reduction)
 
 
 def softdtw_divergence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -60,8 +61,8 @@ class EmulatedGpu:
         self._random = random.Random(seed)
         self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
         self.launched: list[tuple[Kernel, str]] = []
-        self.kept_calls: dict[Any, list[Any]] = {}
-        self.index, self.stream = 0, 0
+        self.index: int | None = None  # which the CPU's tensors say
+        self.stream = 0
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
@@ -76,10 +77,12 @@ class EmulatedGpu:
     def empty_like(self, tensor: Tensor) -> Tensor:
         return self.empty(tensor.shape, tensor.dtype, tensor.device)
 
-    def new_scratch(self, tensor: Tensor, count: int) -> Tensor:
-        return self.empty(count * tensor.element_size(), torch.uint8, tensor.device)
+    def new_empty(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape) * tensor.element_size()
+        return self.empty(size, torch.uint8, tensor.device).view(tensor.dtype).view(shape)
 
-    def new_number(self, tensor: Tensor) -> Tensor:
+    def new_strided(self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        assert shape == strides == ()
         return self.empty((), tensor.dtype, tensor.device)
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -92,13 +95,17 @@ class EmulatedGpu:
     def close(self) -> None:
         pass
 
-    def fill_with_ones(self, address: int, count: int) -> None:
+    def stream_on(self, index: int | None) -> int | None:
+        return self.stream if index == self.index else None
+
+    def fill_with_ones(self, address: int, count: int, index: int | None = None, stream: int = 0) -> None:
         ctypes.memset(address, 255, count)
 
     def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Callable[[], None]:
         return functools.partial(self.run, kernel, part, params, blocks)
 
-    def repeat(self, launch: Callable[[], None]) -> None:
+    def launch(self, launch: Callable[[], None], index: int | None) -> None:
+        assert index == self.index
         launch()
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:

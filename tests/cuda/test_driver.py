@@ -24,6 +24,7 @@ class Driver:
         self.launched: list[tuple[tuple[int, ...], int, int, int, int]] = []
         self.x: list[int | None] = []
         self.status = 0
+        self.context = True
 
     def launch(self, config_at: int, handle: int, arguments: int, extra: None) -> int:
         given = driver._LaunchConfig.from_address(config_at)
@@ -35,7 +36,7 @@ class Driver:
         self.x.append(params.x)
         shape = (*given.grid, *given.block)
         self.launched.append((shape, given.shared, given.stream, handle, params.blocks))
-        return self.status
+        return self.status if self.context else 201
 
 
 @pytest.fixture
@@ -43,7 +44,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[driver.Gpu, Driver]:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     gpu, fake = driver.Gpu(), Driver()
-    gpu.threads.has_context = True
     gpu.launch_kernel = fake.launch
     gpu.loaded[KERNEL.tag, FORWARD, 0] = driver._Loaded(None, 77, 256, 4096)
     return gpu, fake
@@ -72,7 +72,7 @@ def test_a_prepared_launch_takes_what_its_params_say_by_then(fake: tuple[driver.
     assert not seen.launched
     for value in (1, 2):
         params.x = value
-        queue.repeat(launch)
+        gpu.launch(launch, 0)
     assert seen.launched == [((5, 1, 1, 256, 1, 1), 4096, STREAM, 77, 5)] * 2
     assert seen.x == [1, 2]
 
@@ -86,7 +86,7 @@ def test_a_prepared_launch_outlives_what_it_was_made_of(fake: tuple[driver.Gpu, 
     gc.collect()
     others = [driver._LaunchConfig() for _ in range(500)]  # where freed ones were
     for launch in launches:
-        queue.repeat(launch)
+        gpu.launch(launch, 0)
     assert [shape[0] for shape, *_ in seen.launched] == list(range(1, 200))
     assert len(others) == 500
 
@@ -122,6 +122,38 @@ def test_a_refused_launch_raises(fake: tuple[driver.Gpu, Driver]) -> None:
     seen.status = 700
     with pytest.raises(RuntimeError, match="refused a launch with error 700"):
         gpu.queue(torch.device("cuda", 0)).run(KERNEL, FORWARD, Params(), 1)
+
+
+def test_a_thread_without_a_context_gets_one(
+    fake: tuple[driver.Gpu, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, seen = fake
+    entered = []
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self._index = index
+
+        def set_current(self) -> None:
+            entered.append(self._index)
+            seen.context = self._index == 3
+
+    def set_words(address: int, word: int, count: int, stream: int) -> int:
+        assert (address, word, count, stream) == (64, 0xFFFFFFFF, 5, STREAM)
+        return 0 if seen.context else 201
+
+    monkeypatch.setattr("cuda.core.Device", Device)
+    gpu.set_words = set_words
+    launch = gpu.queue(torch.device("cuda", 0)).prepare(KERNEL, FORWARD, Params(), 5)
+    for asking in (lambda: gpu.launch(launch, 3), lambda: gpu.fill_with_ones(64, 20, 3, STREAM)):
+        seen.context = False
+        asking()
+        asking()
+        assert entered == [3]
+        entered.clear()
+    seen.context = False
+    with pytest.raises(RuntimeError, match="refused a launch with error 201"):
+        gpu.launch(launch, 4)
 
 
 def test_addresses_are_set_in_the_order_of_the_fields() -> None:

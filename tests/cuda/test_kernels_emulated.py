@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,9 +20,12 @@ from oracle import (
 )
 from torch import Tensor
 
+import softdtw_cuda._cuda.at_once
 from softdtw_cuda import SoftDTW, _autograd, _reference
 from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._cuda.at_once import SmallPairs
 from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Device, Kernel
+from softdtw_cuda._memory import NotInMemory
 from softdtw_cuda._reduction import Reduction, reduced
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
@@ -189,13 +193,19 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
 
     def run(case: Case, given: Inputs | None = None, gpu: EmulatedGpu | None = None) -> Answer:
         monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-        launch._fused_call.cache_clear()
+        launch.fused_call.cache_clear()
         monkeypatch.setattr(launch, "gpu", gpu or EmulatedGpu(case.seed, races=case.races))
         given = given or inputs_of(case)
         return backward(case, given, *forward(case, given))
 
     yield run
-    launch._fused_call.cache_clear()
+    launch.fused_call.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_launches_of_other_emulators() -> Iterator[None]:
+    yield
+    _autograd.small_pairs.cache_clear()
 
 
 def unhealthy(case: Case, state: Tensor) -> list[bool]:
@@ -584,14 +594,21 @@ def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) ->
     assert not zeros.data_ptr()
     answer = compute(case, given._replace(weights=zeros))
     assert (answer.grad_x == 0).all()
-    if y is not None:
-        theirs = at_once(case, given, True, True)
-        ours = at_once(case, given._replace(x=negated(given.x), y=y), True, True)
-        assert all(map(torch.equal, ours, theirs))
-        nothing = torch._efficientzerotensor(y.shape, dtype=F32)
-        ours = at_once(case, given._replace(y=nothing), True, True)
-        theirs = at_once(case, given._replace(y=torch.zeros(y.shape)), True, True)
-        assert all(map(torch.equal, ours, theirs))
+    if given.y is None or y is None:
+        return
+    nothing, nought = torch._efficientzerotensor(y.shape, dtype=F32), torch.zeros(y.shape)
+    x = given.x.clone().requires_grad_()
+    for said, meant in ((y, given.y), (nothing, nought)):
+        with pytest.raises(NotInMemory):
+            at_once(case, given._replace(y=said), True, False)
+        with pytest.raises(NotInMemory):
+            small_pairs(case, given)(said, given.x, True, False)
+        value = _autograd.fused_at_once(x, said, small_pairs(case, given))
+        value.backward(torch.ones(case.batch))
+        expected_value, expected_gradient, _ = at_once(case, given._replace(y=meant), True, False)
+        assert torch.equal(value, expected_value)
+        assert torch.equal(x.grad, expected_gradient)
+        x.grad = None
 
 
 # ---- gradients along with the values
@@ -601,7 +618,14 @@ def at_once(
     case: Case, given: Inputs, *needed: bool, reduction: Reduction = "none"
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     assert given.y is not None
-    return launch.fused_at_once(given.x, given.y, case.gamma, case.bandwidth, reduction, *needed)
+    value, gradients = small_pairs(case, given, reduction)(given.x, given.y, *needed)
+    return value, *gradients
+
+
+def small_pairs(case: Case, given: Inputs, reduction: Reduction = "none") -> SmallPairs:
+    assert given.y is not None
+    options = launch.gpu.index, case.gamma, case.bandwidth, reduction  # type: ignore[attr-defined]  # emulated
+    return SmallPairs(given.x.shape, given.y.shape, *options)
 
 
 ONE_STRIP = [
@@ -699,11 +723,10 @@ def test_many_values_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
     expected, *_ = at_once(case, given, True, True, reduction="mean")
-    monkeypatch.setattr(launch, "_MOST_PAIRS_FOR_A_WARP", 9)
-    gpu = EmulatedGpu()
-    monkeypatch.setattr(launch, "gpu", gpu)
-    by_torch, *_ = at_once(case, given, True, True, reduction="mean")
-    ((ready,),) = gpu.kept_calls.values()
+    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_PAIRS_FOR_A_WARP", 9)
+    pairs = small_pairs(case, given, "mean")
+    by_torch, _ = pairs(given.x, given.y, True, True)
+    ((ready,),) = pairs._kept.values()
     assert not ready.values
     torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=0)
 
@@ -743,21 +766,25 @@ def test_launches_are_kept_from_call_to_call(
     compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other data at other addresses, and one at a time for each call that is under way."""
-    gpu = EmulatedGpu(1, resident=3, relaxed=True)
     data = [inputs_of(case)._replace(weights=torch.ones(case.batch)) for _ in range(3)]
     for factor, given in enumerate(data):
         given.x.mul_(1.0 + factor)
     expected = [compute(case, given)[:3] for given in data]
-    monkeypatch.setattr(launch, "gpu", gpu)
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu(1, resident=3, relaxed=True))
+    pairs = small_pairs(case, data[0])
+
+    def check(given: Inputs, right: tuple[Tensor, ...]) -> None:
+        assert given.y is not None
+        value, gradients = pairs(given.x, given.y, True, True)
+        assert all(map(torch.equal, (value, *gradients), right))
+
     for given, right in zip(data, expected, strict=True):
-        for ours, theirs in zip(at_once(case, given, True, True), right, strict=True):
-            assert torch.equal(ours, theirs)
-    (kept,) = gpu.kept_calls.values()
+        check(given, right)
+    (kept,) = pairs._kept.values()
     assert len(kept) == 1
     (ready,) = kept
     kept.clear()  # as if another thread had taken it
-    for ours, theirs in zip(at_once(case, data[0], True, True), expected[0], strict=True):
-        assert torch.equal(ours, theirs)
+    check(data[0], expected[0])
     assert len(kept) == 1
     assert kept[0] is not ready
     assert kept[0].main is not ready.main
@@ -768,14 +795,43 @@ def test_launches_are_kept_for_their_stream_device_and_alignment(monkeypatch: py
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     gpu = EmulatedGpu()
     monkeypatch.setattr(launch, "gpu", gpu)
-    kernels = []
-    for index, stream, aligned in ((0, 0, True), (0, 7, True), (1, 7, True), (1, 7, False), (0, 0, True)):
-        gpu.index, gpu.stream = index, stream
+    kernels, pairs = [], small_pairs(case, inputs_of(case))
+    for stream, aligned in ((0, True), (7, True), (7, False), (0, True)):
+        gpu.stream = stream
         gpu.launched.clear()
-        at_once(case, inputs_of(replace(case, aligned=aligned)), True, True)
+        given = inputs_of(replace(case, aligned=aligned))
+        assert given.y is not None
+        pairs(given.x, given.y, True, True)
         kernels.append(gpu.launched[0][0])
-    assert len(gpu.kept_calls) == 4
-    assert kernels[0] == kernels[1] == kernels[2] == kernels[4] != kernels[3]
+    assert list(pairs._kept) == [(0, True), (7, True), (7, False)]
+    assert all(len(kept) == 1 for kept in pairs._kept.values())
+    assert kernels[0] == kernels[1] == kernels[3] != kernels[2]
+
+
+def test_pairs_on_a_device_that_is_not_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 20, 30, 5)
+    given = inputs_of(case)
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(launch, "gpu", gpu)
+    expected = at_once(case, given, True, True)
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, gpu.index = gpu.index, index
+        try:
+            yield
+        finally:
+            gpu.index = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    gpu.index = 1
+    pairs = small_pairs(case, given)
+    gpu.index = 0
+    assert given.y is not None
+    value, gradients = pairs(given.x, given.y, True, True)
+    assert all(map(torch.equal, (value, *gradients), expected))
+    assert gpu.index == 0
 
 
 def test_the_queue_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,26 +844,29 @@ def test_the_queue_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -
     at_once(case, inputs_of(case), True, True)
     assert len(closed) == 1
 
-    def out_of_memory(tensor: Tensor, count: int) -> Tensor:
-        raise RuntimeError("out of memory")
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("cannot be loaded")
 
-    monkeypatch.setattr(gpu, "new_scratch", out_of_memory)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    monkeypatch.setattr(gpu, "prepare", fail)
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
         at_once(case, inputs_of(case), True, True)
     assert len(closed) == 2
 
 
-def test_calls_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(1, 3, 2, 2)
     given = inputs_of(case)
+    assert given.y is not None
     gpu = EmulatedGpu()
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     monkeypatch.setattr(launch, "gpu", gpu)
-    monkeypatch.setattr(launch, "_MOST_CALLS_KEPT", 3)
-    for gamma in range(1, 9):
-        at_once(replace(case, gamma=float(gamma)), given, True, True)
-        assert len(gpu.kept_calls) <= 3
-    assert len(gpu.kept_calls) == 2
+    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_STREAMS_KEPT", 3)
+    pairs = small_pairs(case, given)
+    for stream in range(8):
+        gpu.stream = stream
+        pairs(given.x, given.y, True, True)
+        assert len(pairs._kept) <= 3
+    assert [stream for stream, _ in pairs._kept] == [6, 7]
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -364,8 +364,8 @@ def test_small_pairs_at_once(d: int, reduction: Reduction, monkeypatch: pytest.M
     at_once = run()
     monkeypatch.setattr(_autograd, "_MOST_CELLS_AT_ONCE", 0)
     # Without what it found about such calls before.
-    monkeypatch.setattr(functional, "_options_at_once", functional._options_at_once.__wrapped__)
-    monkeypatch.setattr(_autograd, "_fused_at_once", None)
+    monkeypatch.setattr(functional, "_small_pairs", functional._small_pairs.__wrapped__)
+    monkeypatch.setattr(_autograd, "_apply_at_once", None)
     assert_same(at_once, run())
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ _LOADED_WITH = {REDO: (FORWARD,), AT_ONCE: (FORWARD, BACKWARD)}
 """Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
 loaded."""
 _MOST_LAUNCHES_KEPT = 1024
+_NO_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT"""
 
 
 class _Loaded(NamedTuple):
@@ -56,13 +59,11 @@ class _Launch(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A launch with its argument, to be made again; the first two keep alive what the others point to."""
+    """A launch, to be made again with the driver's `arguments`; the others keep alive what these point to."""
 
     made_of: _Launch
     argument: ctypes.c_void_p
-    config_at: int
-    handle: int
-    arguments_at: int
+    arguments: tuple[int, int, int, None]
 
 
 _LaunchKey = tuple[str, str, int, int, int]
@@ -79,23 +80,15 @@ class Queue:
         self._here: int = torch._C._cuda_getDevice()
         if self._here != index:
             torch._C._cuda_setDevice(index)
-        elif not hasattr(gpu.threads, "has_context"):
-            # The driver, unlike torch, makes no context current by itself: autograd's threads have none.
-            from cuda.core import Device
-
-            Device(index).set_current()
-            gpu.threads.has_context = True
         self.stream: int = torch._C._cuda_getCurrentRawStream(index)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
-        status = self._gpu.set_words(address, 0xFFFFFFFF, count // 4, self.stream)
-        if status:
-            self._refuse(status)
+        self._gpu.fill_with_ones(address, count, self.index, self.stream)
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         """Launches a part of a kernel."""
-        self.repeat(self.prepare(kernel, part, params, blocks))
+        self._gpu.launch(self.prepare(kernel, part, params, blocks), self.index)
 
     def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Launch:
         """Makes a launch ready, to be repeated as long as its `params` live; they may change in between."""
@@ -107,14 +100,7 @@ class Queue:
             self._gpu.keep(key, made_of)
         _, config_at, handle = made_of
         argument = ctypes.c_void_p(ctypes.addressof(params))
-        return Launch(made_of, argument, config_at, handle, ctypes.addressof(argument))
-
-    def repeat(self, launch: Launch) -> None:
-        """Launches."""
-        _, _, config_at, handle, arguments_at = launch
-        status = self._gpu.launch_kernel(config_at, handle, arguments_at, None)
-        if status:
-            self._refuse(status)
+        return Launch(made_of, argument, (config_at, handle, ctypes.addressof(argument), None))
 
     def _load(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
         loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
@@ -123,9 +109,6 @@ class Queue:
         grid, block = (blocks, 1, 1), (loaded.threads, 1, 1)
         config = _LaunchConfig(grid, block, loaded.shared, self.stream, None, 0)
         return _Launch(config, ctypes.addressof(config), loaded.handle)
-
-    def _refuse(self, status: int) -> NoReturn:
-        raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
     def close(self) -> None:
         """Makes the device that was current before current again."""
@@ -138,9 +121,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[str, str, int], _Loaded] = {}
-        self.threads = threading.local()
         self.launches: dict[_LaunchKey, _Launch] = {}
-        self.kept_calls: dict[Any, list[Any]] = {}
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
@@ -150,19 +131,10 @@ class Gpu:
         """Memory from torch's caching allocator."""
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def empty_like(self, tensor: Tensor) -> Tensor:
-        """Dense memory for as many numbers; quicker than naming shape and type."""
-        if tensor.is_contiguous():
-            return torch.empty_like(tensor)
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-    def new_scratch(self, tensor: Tensor, count: int) -> Tensor:
-        """Memory for `count` numbers of the tensor's type; quicker than naming type and device."""
-        return tensor.new_empty(count)
-
-    def new_number(self, tensor: Tensor) -> Tensor:
-        """A scalar like the tensor; with strides for torch to parse, which is quicker than without."""
-        return tensor.new_empty_strided((), ())
+    # The quickest of torch's ways to get memory like a tensor's, without a function of Python's around them.
+    empty_like = staticmethod(torch.empty_like)
+    new_empty = staticmethod(Tensor.new_empty)
+    new_strided = staticmethod(Tensor.new_empty_strided)
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The same, cleared."""
@@ -173,6 +145,38 @@ class Gpu:
         if self.launch_kernel is None:
             self._open_driver()
         return Queue(self, device.index)
+
+    def stream_on(self, index: int) -> int | None:
+        """torch's current stream of a device; None if another device is current."""
+        if torch._C._cuda_getDevice() != index:
+            return None
+        stream: int = torch._C._cuda_getCurrentRawStream(index)
+        return stream
+
+    def launch(self, launch: Launch, index: int) -> None:
+        """Launches on device `index`, which is current."""
+        status = self.launch_kernel(*launch.arguments)
+        if status:
+            self.ask_again(status, index, self.launch_kernel, *launch.arguments)
+
+    def fill_with_ones(self, address: int, count: int, index: int, stream: int) -> None:
+        """Sets `count` bytes (a multiple of 4) to 255."""
+        status = self.set_words(address, 0xFFFFFFFF, count // 4, stream)
+        if status:
+            self.ask_again(status, index, self.set_words, address, 0xFFFFFFFF, count // 4, stream)
+
+    def ask_again(self, status: int, index: int, function: Callable[..., int], *arguments: Any) -> None:
+        """Calls the driver again with a context, if it has refused for want of one.
+
+        The driver, unlike torch, makes none current by itself: new threads have none, autograd's among them.
+        """
+        if status == _NO_CONTEXT:
+            from cuda.core import Device
+
+            Device(index).set_current()
+            status = function(*arguments)
+        if status:
+            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
     def keep(self, key: _LaunchKey, launch: _Launch) -> None:
         """For the next call like this one."""

@@ -2,8 +2,8 @@
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
-which is usually over at once, and leaves the scratch all ones again for the backward. `fused_at_once` does
-forward and backward with one such launch, which reduces the values as well.
+which is usually over at once, and leaves the scratch all ones again for the backward. Small pairs have a way
+of their own, `at_once`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._memory import in_memory
-from .._reduction import Reduction, reduced
 from .._reference import value_dtype
 from . import config
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
-from .driver import Gpu, Launch, Queue
+from .driver import Gpu
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
@@ -34,9 +31,6 @@ _MOST_BLOCKS = 2**31 - 2**16
 _MOST_STEPS = 2**30
 _MOST_FEATURES = 2**27
 """Kernels add up to three numbers of steps, or multiply features by eight, in 32 bits with a sign."""
-_MOST_PAIRS_FOR_A_WARP = 1024
-"""So many values can be added up, and so many flags looked through, by one warp."""
-_MOST_CALLS_KEPT = 256
 
 gpu = Gpu()
 
@@ -45,7 +39,7 @@ def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
     return min(batch * kernel.strips(n), _REDO_BLOCKS_PER_PROCESSOR * config.weakest_device().processors)
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """What depends on shapes alone, kept from call to call; `params` is a `Params` without addresses."""
 
     plan: Plan
@@ -60,7 +54,7 @@ class _Call(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> _Call:
+def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> Call:
     if n + m > _MOST_STEPS:
         raise ValueError(
             f"softdtw_cuda: series of N = {n} and M = {m} steps are too long for a GPU, expected N + M <= "
@@ -94,7 +88,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
     redo = plan.redo or plan.main
-    return _Call(
+    return Call(
         plan=plan,
         layout=layout,
         params=bytes(p),
@@ -108,7 +102,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
 
 
 @functools.lru_cache(maxsize=256)
-def _fused_call(
+def fused_call(
     batch: int,
     n: int,
     m: int,
@@ -118,21 +112,21 @@ def _fused_call(
     bandwidth: int,
     aligned: bool,
     save: bool,
-) -> _Call:
+) -> Call:
     plan = config.fused_plan(n, d, dtype, bandwidth, aligned)
     return _call(plan, batch, n, m, d, gamma, bandwidth, save)
 
 
-_Inputs = tuple[int, int, int, int, int, int]
+Inputs = tuple[int, int, int, int, int, int]
 """Addresses of x, y, x_lengths and y_lengths, then elements from one sample of x, and of y, to the next.
 
 y is 0 for a cost matrix."""
 
 
-def _point(
+def point(
     p: Params,
-    call: _Call,
-    inputs: _Inputs,
+    call: Call,
+    inputs: Inputs,
     base: int,
     value: int,
     total: int = 0,
@@ -178,20 +172,20 @@ def _point(
     )
 
 
-def _set_redo_counts(p: Params, call: _Call) -> None:
+def set_redo_counts(p: Params, call: Call) -> None:
     p.strips, p.checkpoints, p.bound_columns = call.redo_counts
     p.redo = 1
 
 
-def _turn_to_redo(p: Params, call: _Call, restore: bool) -> None:
+def _turn_to_redo(p: Params, call: Call, restore: bool) -> None:
     """Makes the main kernel's `p` that of the launch after it, which is to `restore` the scratch or not."""
-    _set_redo_counts(p, call)
+    set_redo_counts(p, call)
     p.bounds += call.redo_bounds - call.bounds
     p.scratch = p.tickets if restore else 0
     p.tickets, p.other_tickets = p.other_tickets, p.tickets
 
 
-def _rows_contiguous(tensor: Tensor) -> Tensor:
+def rows_contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
     tensor = in_memory(tensor)
     if tensor.is_contiguous():
@@ -203,7 +197,7 @@ def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _inputs_of(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
+def inputs_of(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Inputs:
     return (
         x.data_ptr(),
         y.data_ptr(),
@@ -214,26 +208,26 @@ def _inputs_of(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor
     )
 
 
-def _cost_inputs(cost: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> _Inputs:
-    address, _, rows, columns, stride, _ = _inputs_of(cost, cost, x_lengths, y_lengths)
+def _cost_inputs(cost: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Inputs:
+    address, _, rows, columns, stride, _ = inputs_of(cost, cost, x_lengths, y_lengths)
     return address, 0, rows, columns, stride, 0
 
 
-def _aligned(inputs: _Inputs, element_size: int) -> bool:
+def are_aligned(inputs: Inputs, element_size: int) -> bool:
     """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
     x, y, _, _, x_stride, y_stride = inputs
     return not (x | y | (x_stride | y_stride) * element_size) % 16
 
 
 def _forward(
-    call: _Call, inputs: _Inputs, batch: int, save: bool, dtype: torch.dtype, device: torch.device
+    call: Call, inputs: Inputs, batch: int, save: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     plan = call.plan
     value = gpu.empty(batch, dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
     p = Params.from_buffer_copy(call.params)
-    _point(p, call, inputs, base, value.data_ptr())
+    point(p, call, inputs, base, value.data_ptr())
     p.save = save
     queue = gpu.queue(device)
     try:
@@ -251,8 +245,8 @@ def _forward(
 
 
 def _backward(
-    call: _Call,
-    inputs: _Inputs,
+    call: Call,
+    inputs: Inputs,
     grad: Tensor,
     value: Tensor,
     state: Tensor,
@@ -264,7 +258,7 @@ def _backward(
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     p = Params.from_buffer_copy(call.params)
-    _point(
+    point(
         p,
         call,
         inputs,
@@ -313,12 +307,12 @@ def fused_forward(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values (B,) of x (B or 1, N, D) against y (B or 1, M, D), and the state that the backward needs."""
-    x, y = _rows_contiguous(x), _rows_contiguous(y)
+    x, y = rows_contiguous(x), rows_contiguous(y)
     (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
     batch = y_batch if x_batch == 1 else x_batch
-    inputs = _inputs_of(x, y, x_lengths, y_lengths)
-    aligned = _aligned(inputs, x.element_size())
-    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, save)
+    inputs = inputs_of(x, y, x_lengths, y_lengths)
+    aligned = are_aligned(inputs, x.element_size())
+    call = fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, save)
     return _forward(call, inputs, batch, save, value_dtype(x.dtype), x.device)
 
 
@@ -336,12 +330,12 @@ def fused_backward(
     need_y: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Per-sample gradients (B, N, D) and (B, M, D); None where not needed, not 16-bit where broadcast."""
-    x, y = _rows_contiguous(x), _rows_contiguous(y)
+    x, y = rows_contiguous(x), rows_contiguous(y)
     (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
     batch = y_batch if x_batch == 1 else x_batch
-    inputs = _inputs_of(x, y, x_lengths, y_lengths)
-    aligned = _aligned(inputs, x.element_size())
-    call = _fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, True)
+    inputs = inputs_of(x, y, x_lengths, y_lengths)
+    aligned = are_aligned(inputs, x.element_size())
+    call = fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, True)
     new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
     grad_x = grad_y = None
     if need_x:
@@ -350,124 +344,6 @@ def fused_backward(
         grad_y = new((batch, m, d), y.dtype if y_batch == batch else value.dtype, x.device)
     _backward(call, inputs, grad, value, state, grad_x, grad_y)
     return grad_x, grad_y
-
-
-@dataclass(slots=True)
-class _AtOnce:
-    """The launches of a call of `fused_at_once`, kept for the next one like it.
-
-    Pairs of one strip take one launch for both passes. The last launch, after narrow kernels, redoes flagged
-    samples and, if they are few, reduces `values` at the end of the buffer; a launch for both passes then
-    prepares the last one's scratch, too, and nothing need be `filled` before it. In a training loop torch
-    often gives the same memory again: `addresses` are those that `main` and `redo` point to.
-    """
-
-    call: _Call
-    main: Params
-    redo: Params
-    passes: tuple[Launch, ...]
-    last: Launch | None
-    filled: int
-    values: int
-    floats: int
-    addresses: tuple[object, ...] = ()
-
-
-def _at_once(
-    queue: Queue,
-    x_shape: torch.Size,
-    y_shape: torch.Size,
-    gamma: float,
-    bandwidth: int,
-    aligned: bool,
-    reduction: Reduction,
-) -> _AtOnce:
-    (batch, n, d), m = x_shape, y_shape[1]
-    call = _fused_call(batch, n, m, d, torch.float32, gamma, bandwidth, aligned, True)
-    plan = call.plan
-    few = batch <= _MOST_PAIRS_FOR_A_WARP
-    in_kernel = few and plan.redo is not None and reduction != "none"
-    values = call.layout.total
-    main = Params.from_buffer_copy(call.params)
-    main.save = 1
-    main.weight = 1.0 / batch if reduction == "mean" else 1.0
-    main.scan = call.alone and few
-    redo = Params.from_buffer_copy(main)
-    _set_redo_counts(redo, call)
-    parts = (AT_ONCE,) if call.alone else (FORWARD, BACKWARD)
-    return _AtOnce(
-        call=call,
-        main=main,
-        redo=redo,
-        passes=tuple(queue.prepare(plan.main, part, main, call.blocks) for part in parts),
-        last=None if plan.redo is None else queue.prepare(plan.redo, REDO, redo, call.redo_blocks),
-        filled=0 if main.scan else call.layout.filled,
-        values=values if in_kernel else 0,
-        floats=values // 4 + batch if in_kernel else values // 4,
-    )
-
-
-def fused_at_once(
-    x: Tensor, y: Tensor, gamma: float, bandwidth: int, reduction: Reduction, need_x: bool, need_y: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Values of float32 x (B, N, D) against y (B, M, D), or their mean or sum, and the gradients of that."""
-    x, y, x_shape, y_shape = in_memory(x), in_memory(y), x.shape, y.shape
-    if x.is_contiguous() and y.is_contiguous():
-        (_, n, d), m = x_shape, y_shape[1]
-        inputs = x.data_ptr(), y.data_ptr(), 0, 0, n * d, m * d
-    else:
-        x, y = _rows_contiguous(x), _rows_contiguous(y)
-        inputs = _inputs_of(x, y, None, None)
-    aligned = _aligned(inputs, 4)
-    queue = gpu.queue(x.device)
-    try:
-        key = x_shape, y_shape, gamma, bandwidth, aligned, reduction, queue.index, queue.stream
-        kept = gpu.kept_calls.get(key)
-        if kept is None:
-            kept = _keep_calls_like(key)
-        try:
-            ready = kept.pop()  # so that no other thread has it
-        except IndexError:
-            ready = None
-        if ready is None:  # not up there: what is raised and caught on the way would hold on to this frame
-            ready = _at_once(queue, *key[:6])
-        values = ready.values
-        grad_x = gpu.empty_like(x) if need_x else None
-        grad_y = gpu.empty_like(y) if need_y else None
-        buffer = gpu.new_scratch(x, ready.floats)
-        result = gpu.new_number(x) if values else gpu.empty(x_shape[0], torch.float32, x.device)
-        start, result_at = buffer.data_ptr(), result.data_ptr()
-        addresses = (
-            inputs,
-            start,
-            start + values if values else result_at,
-            result_at if values else 0,
-            0,
-            0 if grad_x is None else grad_x.data_ptr(),
-            0 if grad_y is None else grad_y.data_ptr(),
-        )
-        if addresses != ready.addresses:
-            _point(ready.main, ready.call, *addresses)
-            _point(ready.redo, ready.call, *addresses, True)
-            ready.addresses = addresses
-        if ready.filled:
-            queue.fill_with_ones(start, ready.filled)
-        queue.repeat(ready.passes[0])
-        if not ready.call.alone:
-            queue.fill_with_ones(start, ready.call.layout.scratch)
-            queue.repeat(ready.passes[1])
-        if ready.last is not None:
-            queue.repeat(ready.last)
-        kept.append(ready)
-    finally:
-        queue.close()
-    return result if values else reduced(result, reduction), grad_x, grad_y
-
-
-def _keep_calls_like(key: Hashable) -> list[_AtOnce]:
-    if len(gpu.kept_calls) >= _MOST_CALLS_KEPT:
-        gpu.kept_calls.clear()
-    return gpu.kept_calls.setdefault(key, [])
 
 
 def cost_forward(
@@ -479,7 +355,7 @@ def cost_forward(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values (B,) of cost matrices (B, N, M), and the state that the backward needs."""
-    cost = _rows_contiguous(cost)
+    cost = rows_contiguous(cost)
     batch, n, m = cost.shape
     call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, save)
     inputs = _cost_inputs(cost, x_lengths, y_lengths)
@@ -497,7 +373,7 @@ def cost_backward(
     y_lengths: Tensor | None,
 ) -> Tensor:
     """(B, N, M): grad_b times the soft alignment E of eq. (8)."""
-    cost = _rows_contiguous(cost)
+    cost = rows_contiguous(cost)
     batch, n, m = cost.shape
     call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, True)
     inputs = _cost_inputs(cost, x_lengths, y_lengths)
