@@ -52,6 +52,10 @@ def test_right_calls(bandwidth: int | None, radius: int, reduction: Reduction) -
     assert options_of(pairs) == (0.5, radius, reduction)
     assert (pairs._shape, pairs._index) == ((4, 20, 30, 3), 0)
     assert _small_pairs(**options) is pairs  # with the launches that it keeps
+    second = torch.device("cuda", 1)
+    elsewhere = _small_pairs(**{**options, "x_device": second, "y_device": second})
+    assert elsewhere is not None
+    assert elsewhere._index == 1
 
 
 @pytest.mark.parametrize(
@@ -181,6 +185,8 @@ class _SumsOfSquares:
             assert x.data_ptr() != y.data_ptr()
         except RuntimeError as error:
             raise NotInMemory from error
+        if x.is_neg() or y.is_neg():
+            raise NotInMemory
         self.calls += 1
         gradients = x.detach() * 2 if need_x else None, y.detach() * 2 if need_y else None
         self.made += [gradient.data_ptr() for gradient in gradients if gradient is not None]
@@ -220,7 +226,7 @@ def test_changed_inputs_are_an_error(pairs: _SumsOfSquares) -> None:
         value.backward()
 
 
-def test_products_that_are_not_made_in_place(pairs: _SumsOfSquares) -> None:
+def test_products_that_are_not_made_in_place(pairs: _SumsOfSquares, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
     value = pairs.of(x, y)
 
@@ -235,11 +241,16 @@ def test_products_that_are_not_made_in_place(pairs: _SumsOfSquares) -> None:
     assert type(marked) is Marked
     assert marked.data_ptr() not in pairs.made
     assert torch.equal(torch.func.functionalize(gradient)(three), 6.0 * x)
+    second_of = torch.func.functionalize(lambda weights: gradient(weights[1]))
+    assert torch.equal(second_of(torch.tensor([1.0, 3.0])), 6.0 * x)
     several = torch.tensor([1.0, 3.0])
     expected = torch.stack([2.0 * x, 6.0 * x])
     assert torch.equal(torch.func.vmap(gradient)(several), expected)
     (batched,) = torch.autograd.grad(value, x, several, retain_graph=True, is_grads_batched=True)
     assert torch.equal(batched, expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert gradient(three).data_ptr() not in pairs.made
     with torch.inference_mode(), torch.enable_grad():
         of_inference = pairs.of(x, y)
     assert torch.equal(torch.autograd.grad(of_inference, x, three)[0], 6.0 * x)
@@ -254,7 +265,7 @@ def test_what_a_capture_reads_stays(pairs: _SumsOfSquares, monkeypatch: pytest.M
 
     value = pairs.of(x, y)
     with monkeypatch.context() as patch:
-        patch.setattr(_autograd, "_in_capture", lambda: True)
+        patch.setattr(_autograd, "_in_capture", lambda tensor: True)
         captured = [gradient(value) for _ in range(2)]  # a backward alone
         replayed = pairs.of(x, y)
     given = [*captured, *(gradient(replayed) for _ in range(2))]  # a forward alone, and eager backwards
@@ -263,6 +274,24 @@ def test_what_a_capture_reads_stays(pairs: _SumsOfSquares, monkeypatch: pytest.M
     assert len({one.data_ptr() for one in given} | set(pairs.made)) == 6
     assert gradient(value).data_ptr() == pairs.made[0]  # outside of captures, in place again
     assert pairs.calls == 2
+
+
+def test_zeros_that_torch_has_put_off(pairs: _SumsOfSquares, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are such zeros themselves could not be added to."""
+    x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
+    for in_capture in (False, True):
+        monkeypatch.setattr(_autograd, "_in_capture", lambda tensor, answer=in_capture: answer)
+        (gradient,) = torch.autograd.grad(pairs.of(x, y).sgn(), x)
+        assert not gradient._is_zerotensor()
+        assert not gradient.any()
+
+
+def test_another_backward_of_what_hooks_have_negated(pairs: _SumsOfSquares) -> None:
+    x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: -kept, lambda kept: torch._neg_view(kept)):
+        value = pairs.of(x, y)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(value, x, retain_graph=True)[0], 2.0 * x)
 
 
 def test_a_tensor_kept_beyond_its_transform(pairs: _SumsOfSquares) -> None:

@@ -40,13 +40,8 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
-def _in_capture() -> bool:
-    """Whether a CUDA graph is being recorded on the current stream."""
-    return False
-
-
-if torch.backends.cuda.is_built():
-    _in_capture = torch._C._cuda_isCurrentStreamCapturing
+def _in_capture(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def _may_multiply_by(grad: Tensor) -> bool:
@@ -55,12 +50,13 @@ def _may_multiply_by(grad: Tensor) -> bool:
     That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched), and not in
     the capture of a graph, which may be replayed without the forward that made what is kept.
     """
-    if type(grad) is not Tensor or torch.compiler.is_compiling() or _in_capture():
-        return False
-    try:
-        return grad.data_ptr() != 0
-    except RuntimeError:  # what wraps others has no memory of its own
-        return False
+    return not (
+        type(grad) is not Tensor
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.is_functorch_wrapped_tensor(grad)
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+        or _in_capture(grad)
+    )
 
 
 # Plain eager tensors
@@ -125,7 +121,7 @@ class _FusedAtOnce(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, pairs: SmallPairs) -> Tensor:
         need_x, need_y, _ = ctx.needs_input_grad
         result, gradients = pairs(x, y, need_x, need_y)
-        ctx.pairs, ctx.in_capture, ctx.kept = pairs, _in_capture(), [gradients]
+        ctx.pairs, ctx.in_capture, ctx.kept = pairs, _in_capture(x), [gradients]
         ctx.save_for_backward(x, y)  # changing them must be an error as ever
         return result
 
@@ -139,9 +135,11 @@ class _FusedAtOnce(torch.autograd.Function):
             kept = None
         if kept is None:
             need_x, need_y, _ = ctx.needs_input_grad
-            _, gradients = ctx.pairs(x, y, need_x, need_y)
+            _, gradients = ctx.pairs(in_memory(x), in_memory(y), need_x, need_y)
         grad_x, grad_y = gradients
         in_place = not ctx.in_capture and _may_multiply_by(grad)
+        if not in_place:
+            grad = in_memory(grad)  # a product with zeros that torch has put off would be put off, too
         if grad.dim():
             grad = grad.view(-1, 1, 1)
         if grad_x is not None:

@@ -10,5 +10,11 @@ def in_memory(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
-class NotInMemory(Exception):
+class NotInMemory(RuntimeError):
     """A kernel was given what must go through `in_memory` first, or what a transform has wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "softdtw_cuda: x or y has no memory of its own, as if it had been kept beyond a torch.func "
+            "transform, or freed; return it from the transform instead."
+        )

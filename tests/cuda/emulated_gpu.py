@@ -98,7 +98,8 @@ class EmulatedGpu:
     def stream_on(self, index: int | None) -> int | None:
         return self.stream if index == self.index else None
 
-    def fill_with_ones(self, address: int, count: int, index: int | None = None, stream: int = 0) -> None:
+    def fill_with_ones(self, address: int, count: int, *of: int | None) -> None:
+        assert of in ((), (self.index, self.stream))  # as a queue, or as a GPU
         ctypes.memset(address, 255, count)
 
     def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Callable[[], None]:

@@ -597,8 +597,10 @@ def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) ->
     if given.y is None or y is None:
         return
     nothing, nought = torch._efficientzerotensor(y.shape, dtype=F32), torch.zeros(y.shape)
+    more = torch._efficientzerotensor((5, *y.shape[1:]), dtype=F32)[3:]
+    assert more.data_ptr()
     x = given.x.clone().requires_grad_()
-    for said, meant in ((y, given.y), (nothing, nought)):
+    for said, meant in ((y, given.y), (nothing, nought), (more, nought)):
         with pytest.raises(NotInMemory):
             at_once(case, given._replace(y=said), True, False)
         with pytest.raises(NotInMemory):
@@ -790,7 +792,7 @@ def test_launches_are_kept_from_call_to_call(
     assert kept[0].main is not ready.main
 
 
-def test_launches_are_kept_for_their_stream_device_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_kept_for_their_stream_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(2, 20, 30, 64)
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     gpu = EmulatedGpu()

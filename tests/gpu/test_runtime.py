@@ -411,6 +411,25 @@ for _ in range(5):
     print(*microseconds(lambda: loss(x, y)), *microseconds(lambda: x.sum()))
 """
 
+FIRST_LAUNCH_OF_A_THREAD = """
+import torch
+from softdtw_cuda import softdtw
+x = torch.randn(8, {n}, 8, device="cuda", requires_grad=True)
+y = torch.randn(8, 50, 8, device="cuda")
+def gradient():
+    return torch.autograd.grad(softdtw(x, y).sum(), x)[0]
+torch.cuda.synchronize()
+side = torch.cuda.Stream()
+with torch.autograd.set_multithreading_enabled(False), torch.cuda.stream(side):
+    expected = gradient()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    captured = gradient()
+graph.replay()
+assert torch.equal(captured, expected)
+"""
+
 FIRST_CALL = """
 import time, torch
 x = torch.randn(4, 100, {d}, device="cuda", requires_grad=True)
@@ -431,6 +450,12 @@ def test_host_time_of_a_call() -> None:
     for call, step, _, torchs_own in rounds:
         print(f"call {call:.0f} us, with backward() {step:.0f} us; torch's x.sum() {torchs_own:.0f} us")
     assert statistics.median(step for _, step, *_ in rounds) <= 150
+
+
+@pytest.mark.parametrize("n", [60, 300, 2000])
+def test_a_thread_whose_first_launch_is_captured(n: int) -> None:
+    """Autograd's thread has no context of the driver's until it is given one."""
+    run_python(FIRST_LAUNCH_OF_A_THREAD.format(n=n))
 
 
 @pytest.mark.parametrize("d", [1, 8, 64, 128, 130, 256])

@@ -109,7 +109,7 @@ class SmallPairs:
             x_at, y_at = x.data_ptr(), y.data_ptr()
         except RuntimeError as error:
             raise NotInMemory from error
-        if not x_at or not y_at or x.is_neg() or y.is_neg():
+        if not x_at or not y_at or x.is_neg() or y.is_neg() or x._is_zerotensor() or y._is_zerotensor():
             raise NotInMemory
         x_stride, y_stride = self._strides
         dense = x.is_contiguous() and y.is_contiguous()

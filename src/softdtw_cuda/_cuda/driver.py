@@ -71,7 +71,7 @@ _LaunchKey = tuple[str, str, int, int, int]
 
 
 class Queue:
-    """torch's current stream of a device, whose context is current until `close`."""
+    """torch's current stream of a device, which is current until `close`."""
 
     __slots__ = ("_gpu", "_here", "index", "stream")
 
