@@ -174,13 +174,15 @@ def test_compiled_graphs_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> Non
 class _SumsOfSquares:
     """Stands in for SmallPairs, to see what becomes of a result."""
 
+    stream = 0
+
     def __init__(self) -> None:
         self.calls = 0
         self.made: list[int] = []
 
     def __call__(
         self, x: Tensor, y: Tensor, need_x: bool, need_y: bool
-    ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+    ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None], int, bool]:
         try:
             assert x.data_ptr() != y.data_ptr()
         except RuntimeError as error:
@@ -190,7 +192,8 @@ class _SumsOfSquares:
         self.calls += 1
         gradients = x.detach() * 2 if need_x else None, y.detach() * 2 if need_y else None
         self.made += [gradient.data_ptr() for gradient in gradients if gradient is not None]
-        return x.detach().square().sum() + y.detach().square().sum(), gradients
+        value = x.detach().square().sum() + y.detach().square().sum()
+        return value, gradients, self.stream, _autograd._in_capture(self.stream)
 
     def of(self, x: Tensor, y: Tensor) -> Tensor:
         return _autograd.fused_at_once(x, y, self)  # type: ignore[arg-type]  # no SmallPairs
@@ -265,7 +268,7 @@ def test_what_a_capture_reads_stays(pairs: _SumsOfSquares, monkeypatch: pytest.M
 
     value = pairs.of(x, y)
     with monkeypatch.context() as patch:
-        patch.setattr(_autograd, "_in_capture", lambda tensor: True)
+        patch.setattr(_autograd, "_in_capture", lambda stream: True)
         captured = [gradient(value) for _ in range(2)]  # a backward alone
         replayed = pairs.of(x, y)
     given = [*captured, *(gradient(replayed) for _ in range(2))]  # a forward alone, and eager backwards
@@ -276,11 +279,24 @@ def test_what_a_capture_reads_stays(pairs: _SumsOfSquares, monkeypatch: pytest.M
     assert pairs.calls == 2
 
 
+def test_only_other_streams_than_the_default_are_asked_about_captures(
+    pairs: _SumsOfSquares, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(True))
+    x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
+    pairs.of(x, y).backward()
+    assert not asked
+    pairs.stream = 7
+    pairs.of(x, y).backward()
+    assert len(asked) == 2  # in the forward and in the backward
+
+
 def test_zeros_that_torch_has_put_off(pairs: _SumsOfSquares, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are such zeros themselves could not be added to."""
     x, y = torch.randn(2, 3, 1, requires_grad=True), torch.randn(2, 4, 1)
     for in_capture in (False, True):
-        monkeypatch.setattr(_autograd, "_in_capture", lambda tensor, answer=in_capture: answer)
+        monkeypatch.setattr(_autograd, "_in_capture", lambda stream, answer=in_capture: answer)
         (gradient,) = torch.autograd.grad(pairs.of(x, y).sgn(), x)
         assert not gradient._is_zerotensor()
         assert not gradient.any()

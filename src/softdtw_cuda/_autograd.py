@@ -40,23 +40,23 @@ _without_dead_wrapper: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_i
 """The tensor inside, if this is one that was kept beyond its transform."""
 
 
-def _in_capture(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch._C._cuda_isCurrentStreamCapturing()
+def _in_capture(stream: int) -> bool:
+    """Whether a graph is being recorded on the current stream, which is `stream`; on 0 none ever is."""
+    return stream != 0 and torch.cuda.is_current_stream_capturing()
 
 
 def _may_multiply_by(grad: Tensor) -> bool:
     """Whether kept gradients may be multiplied by `grad` in place: where nobody can tell.
 
-    That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched), and not in
-    the capture of a graph, which may be replayed without the forward that made what is kept.
+    That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched).
     """
-    return not (
-        type(grad) is not Tensor
-        or torch.compiler.is_compiling()
-        or torch._C._functorch.is_functorch_wrapped_tensor(grad)
-        or torch._C._functorch.is_legacy_batchedtensor(grad)
-        or _in_capture(grad)
-    )
+    if type(grad) is not Tensor or _in_transform() or torch.compiler.is_compiling():
+        return False
+    try:
+        grad.data_ptr()
+    except RuntimeError:  # it stands for several
+        return False
+    return True
 
 
 # Plain eager tensors
@@ -120,8 +120,8 @@ class _FusedAtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, pairs: SmallPairs) -> Tensor:
         need_x, need_y, _ = ctx.needs_input_grad
-        result, gradients = pairs(x, y, need_x, need_y)
-        ctx.pairs, ctx.in_capture, ctx.kept = pairs, _in_capture(x), [gradients]
+        result, gradients, ctx.stream, ctx.captured = pairs(x, y, need_x, need_y)
+        ctx.pairs, ctx.kept = pairs, [gradients]
         ctx.save_for_backward(x, y)  # changing them must be an error as ever
         return result
 
@@ -135,9 +135,10 @@ class _FusedAtOnce(torch.autograd.Function):
             kept = None
         if kept is None:
             need_x, need_y, _ = ctx.needs_input_grad
-            _, gradients = ctx.pairs(in_memory(x), in_memory(y), need_x, need_y)
+            _, gradients, *_ = ctx.pairs(in_memory(x), in_memory(y), need_x, need_y)
         grad_x, grad_y = gradients
-        in_place = not ctx.in_capture and _may_multiply_by(grad)
+        # Autograd is on the forward's stream. A graph may be replayed without the forward of what is kept.
+        in_place = not ctx.captured and _may_multiply_by(grad) and not _in_capture(ctx.stream)
         if not in_place:
             grad = in_memory(grad)  # a product with zeros that torch has put off would be put off, too
         if grad.dim():

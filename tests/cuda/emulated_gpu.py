@@ -77,13 +77,13 @@ class EmulatedGpu:
     def empty_like(self, tensor: Tensor) -> Tensor:
         return self.empty(tensor.shape, tensor.dtype, tensor.device)
 
-    def new_empty(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def new_strided(self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        assert strides == (1,) * len(shape)
         size = math.prod(shape) * tensor.element_size()
         return self.empty(size, torch.uint8, tensor.device).view(tensor.dtype).view(shape)
 
-    def new_strided(self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        assert shape == strides == ()
-        return self.empty((), tensor.dtype, tensor.device)
+    def in_capture(self) -> bool:
+        return False
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         made = self.empty(shape, dtype, device)

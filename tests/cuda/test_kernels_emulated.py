@@ -620,7 +620,7 @@ def at_once(
     case: Case, given: Inputs, *needed: bool, reduction: Reduction = "none"
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     assert given.y is not None
-    value, gradients = small_pairs(case, given, reduction)(given.x, given.y, *needed)
+    value, gradients, *_ = small_pairs(case, given, reduction)(given.x, given.y, *needed)
     return value, *gradients
 
 
@@ -727,9 +727,9 @@ def test_many_values_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, *_ = at_once(case, given, True, True, reduction="mean")
     monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_PAIRS_FOR_A_WARP", 9)
     pairs = small_pairs(case, given, "mean")
-    by_torch, _ = pairs(given.x, given.y, True, True)
-    ((ready,),) = pairs._kept.values()
-    assert not ready.values
+    by_torch, *_ = pairs(given.x, given.y, True, True)
+    (kept,) = pairs._kept.values()
+    assert not kept.values
     torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=0)
 
 
@@ -768,6 +768,7 @@ def test_launches_are_kept_from_call_to_call(
     compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other data at other addresses, and one at a time for each call that is under way."""
+    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_READY", 1)
     data = [inputs_of(case)._replace(weights=torch.ones(case.batch)) for _ in range(3)]
     for factor, given in enumerate(data):
         given.x.mul_(1.0 + factor)
@@ -777,19 +778,59 @@ def test_launches_are_kept_from_call_to_call(
 
     def check(given: Inputs, right: tuple[Tensor, ...]) -> None:
         assert given.y is not None
-        value, gradients = pairs(given.x, given.y, True, True)
+        value, gradients, *_ = pairs(given.x, given.y, True, True)
         assert all(map(torch.equal, (value, *gradients), right))
+        kept_alive.append((value, *gradients))  # so that addresses differ
 
+    kept_alive: list[tuple[Tensor | None, ...]] = []
     for given, right in zip(data, expected, strict=True):
         check(given, right)
     (kept,) = pairs._kept.values()
-    assert len(kept) == 1
-    (ready,) = kept
-    kept.clear()  # as if another thread had taken it
+    (ready,) = kept.ready.values()
+    kept.ready.clear()  # as if another thread had taken it
     check(data[0], expected[0])
-    assert len(kept) == 1
-    assert kept[0] is not ready
-    assert kept[0].main is not ready.main
+    (other,) = kept.ready.values()
+    assert other is not ready
+    assert other.main is not ready.main
+
+
+def test_launches_are_ready_for_memory_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 20, 30, 5)
+    given = inputs_of(case)
+    assert given.y is not None
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_READY", 3)
+    gpu = EmulatedGpu()
+    monkeypatch.setattr(launch, "gpu", gpu)
+    expected = at_once(case, given, True, True)
+    pointed = []
+    point = softdtw_cuda._cuda.at_once.point
+    monkeypatch.setattr(
+        softdtw_cuda._cuda.at_once, "point", lambda *arguments: (pointed.append(arguments), point(*arguments))
+    )
+    make, memory = gpu.empty, [{} for _ in range(5)]  # type: ignore[var-annotated]  # by shape and how often
+    turn, count = 0, 0
+
+    def empty(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        nonlocal count
+        count += 1
+        if count not in memory[turn]:
+            memory[turn][count] = make(shape, dtype, device)
+        return memory[turn][count]
+
+    monkeypatch.setattr(gpu, "empty", empty)
+    pairs = small_pairs(case, given)
+    counts = []
+    for turn in (0, 1, 0, 1, 0, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 4):  # noqa: B007  (which `empty` reads)
+        count = 0
+        pointed.clear()
+        value, gradients, *_ = pairs(given.x, given.y, True, True)
+        assert all(map(torch.equal, (value, *gradients), expected))
+        counts.append(len(pointed) // 2)  # for both passes, and for what comes after
+    # The one that was used longest ago has to go.
+    assert counts == [1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0]
+    (kept,) = pairs._kept.values()
+    assert len(kept.ready) == 3
 
 
 def test_launches_are_kept_for_their_stream_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,7 +847,6 @@ def test_launches_are_kept_for_their_stream_and_alignment(monkeypatch: pytest.Mo
         pairs(given.x, given.y, True, True)
         kernels.append(gpu.launched[0][0])
     assert list(pairs._kept) == [(0, True), (7, True), (7, False)]
-    assert all(len(kept) == 1 for kept in pairs._kept.values())
     assert kernels[0] == kernels[1] == kernels[3] != kernels[2]
 
 
@@ -831,7 +871,7 @@ def test_pairs_on_a_device_that_is_not_current(monkeypatch: pytest.MonkeyPatch) 
     pairs = small_pairs(case, given)
     gpu.index = 0
     assert given.y is not None
-    value, gradients = pairs(given.x, given.y, True, True)
+    value, gradients, *_ = pairs(given.x, given.y, True, True)
     assert all(map(torch.equal, (value, *gradients), expected))
     assert gpu.index == 0
 

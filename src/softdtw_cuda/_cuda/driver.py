@@ -133,8 +133,9 @@ class Gpu:
 
     # The quickest of torch's ways to get memory like a tensor's, without a function of Python's around them.
     empty_like = staticmethod(torch.empty_like)
-    new_empty = staticmethod(Tensor.new_empty)
     new_strided = staticmethod(Tensor.new_empty_strided)
+
+    in_capture = staticmethod(torch.cuda.is_current_stream_capturing)
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The same, cleared."""
