@@ -50,7 +50,7 @@ def _may_multiply_by(grad: Tensor) -> bool:
 
     That is for plain numbers (no subclass, transform, or several gradients of is_grads_batched).
     """
-    if type(grad) is not Tensor or _in_transform() or torch.compiler.is_compiling():
+    if type(grad) is not Tensor or torch.compiler.is_compiling() or _in_transform():
         return False
     try:
         grad.data_ptr()
