@@ -449,7 +449,8 @@ def test_host_time_of_a_call() -> None:
     rounds = [[float(number) for number in line.split()] for line in run_python(HOST_TIME).splitlines()]
     for call, step, _, torchs_own in rounds:
         print(f"call {call:.0f} us, with backward() {step:.0f} us; torch's x.sum() {torchs_own:.0f} us")
-    assert statistics.median(step for _, step, *_ in rounds) <= 150
+    _, step, _, torchs_own = (statistics.median(times) for times in zip(*rounds, strict=True))
+    assert step <= 150, f"on a quiet machine torch's x.sum() takes 65 to 77 us, on this one {torchs_own:.0f}"
 
 
 @pytest.mark.parametrize("n", [60, 300, 2000])
