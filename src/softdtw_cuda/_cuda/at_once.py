@@ -1,6 +1,6 @@
 """Small pairs, whose host is busier than their GPU: values and gradients by one call, with little Python.
 
-Shapes and options are looked at once, by who makes a `SmallPairs`; launches are kept from call to call. Every
+Who makes a `SmallPairs` has looked at shapes and options; launches are kept from call to call. Every
 function that is called costs more than it seems: between two steps of a training loop the caches get cold.
 """
 
