@@ -63,6 +63,7 @@ class EmulatedGpu:
         self.launched: list[tuple[Kernel, str]] = []
         self.index: int | None = None  # which the CPU's tensors say
         self.stream = 0
+        self.captures = False
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
@@ -83,7 +84,7 @@ class EmulatedGpu:
         return self.empty(size, torch.uint8, tensor.device).view(tensor.dtype).view(shape)
 
     def in_capture(self) -> bool:
-        return False
+        return self.captures
 
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         made = self.empty(shape, dtype, device)

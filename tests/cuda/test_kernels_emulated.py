@@ -783,10 +783,12 @@ def test_launches_are_kept_from_call_to_call(
         kept_alive.append((value, *gradients))  # so that addresses differ
 
     kept_alive: list[tuple[Tensor | None, ...]] = []
-    for given, right in zip(data, expected, strict=True):
-        check(given, right)
+    check(data[0], expected[0])
     (kept,) = pairs._kept.values()
     (ready,) = kept.ready.values()
+    for given, right in zip(data[1:], expected[1:], strict=True):
+        check(given, right)
+        assert list(kept.ready.values()) == [ready]  # pointed elsewhere
     kept.ready.clear()  # as if another thread had taken it
     check(data[0], expected[0])
     (other,) = kept.ready.values()
@@ -808,8 +810,8 @@ def test_launches_are_ready_for_memory_that_comes_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         softdtw_cuda._cuda.at_once, "point", lambda *arguments: (pointed.append(arguments), point(*arguments))
     )
-    make, memory = gpu.empty, [{} for _ in range(5)]  # type: ignore[var-annotated]  # by shape and how often
-    turn, count = 0, 0
+    make, turn, count = gpu.empty, 0, 0
+    memory: list[dict[int, Tensor]] = [{} for _ in range(5)]
 
     def empty(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         nonlocal count
@@ -848,6 +850,21 @@ def test_launches_are_kept_for_their_stream_and_alignment(monkeypatch: pytest.Mo
         kernels.append(gpu.launched[0][0])
     assert list(pairs._kept) == [(0, True), (7, True), (7, False)]
     assert kernels[0] == kernels[1] == kernels[3] != kernels[2]
+
+
+@pytest.mark.parametrize(("stream", "captures"), [(0, False), (7, False), (7, True)])
+def test_a_call_says_its_stream_and_whether_it_was_captured(
+    stream: int, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(1, 3, 2, 2)
+    given = inputs_of(case)
+    assert given.y is not None
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    gpu = EmulatedGpu()
+    gpu.stream, gpu.captures = stream, captures
+    monkeypatch.setattr(launch, "gpu", gpu)
+    *_, its_stream, captured = small_pairs(case, given)(given.x, given.y, True, True)
+    assert (its_stream, captured) == (stream, captures)
 
 
 def test_pairs_on_a_device_that_is_not_current(monkeypatch: pytest.MonkeyPatch) -> None:
