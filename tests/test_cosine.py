@@ -22,9 +22,7 @@ def value_and_gradients(x: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, T
     return value.detach(), *torch.autograd.grad(value, (x, y), weights)
 
 
-def series(
-    *shape: int, dtype: torch.dtype = F64, device: str = "cpu", zeros: tuple[int, ...] = ()
-) -> Tensor:
+def series(*shape: int, dtype: torch.dtype = F64, device: str = "cpu", zeros: tuple[int, ...] = ()) -> Tensor:
     x = torch.randn(*shape, dtype=dtype, device=device)
     x[:, list(zeros)] = 0.0
     return x

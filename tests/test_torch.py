@@ -140,9 +140,7 @@ class TestCompile:
             torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
 
     def test_nothing_of_ours_is_warned_about(self, device: str) -> None:
-        compiled = torch.compile(
-            lambda x, y: softdtw(x, y, fused=True), fullgraph=True, backend="aot_eager"
-        )
+        compiled = torch.compile(lambda x, y: softdtw(x, y, fused=True), fullgraph=True, backend="aot_eager")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             compiled(*inputs(device)).sum().backward()

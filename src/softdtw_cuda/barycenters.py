@@ -153,9 +153,7 @@ def softdtw_barycenter(
 
         def loss_of(candidate: Tensor) -> Tensor:
             one = candidate.unsqueeze(0)
-            return torch.dot(
-                shares, softdtw(one, series, gamma=gamma, fused=fused, y_lengths=series_lengths)
-            )
+            return torch.dot(shares, softdtw(one, series, gamma=gamma, fused=fused, y_lengths=series_lengths))
 
         with torch.enable_grad():
             descent: torch.optim.Optimizer
