@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from softdtw_cuda._cuda import driver
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     # pyproject.toml sets a time limit for pytest-timeout. A GPU machine may lack that plugin, and without it
@@ -64,8 +62,6 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     monkeypatch.setattr(torch.Tensor, "new_empty_strided", poisoned(torch.Tensor.new_empty_strided))
-    for name in ("empty_like", "new_strided"):
-        monkeypatch.setattr(driver.Gpu, name, staticmethod(poisoned(getattr(driver.Gpu, name))))
     if importlib.util.find_spec("numba") is not None:
         from softdtw_cuda._cpu import launch, problem, scratch
 

@@ -21,7 +21,8 @@ from softdtw_cuda import _reference
 numba = pytest.importorskip("numba")
 from softdtw_cuda._cpu import config, intrinsics, kernels, launch, scratch  # noqa: E402  (they need numba)
 from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
-from softdtw_cuda._cpu.problem import fused_problem  # noqa: E402
+from softdtw_cuda._cpu.problem import arrays_of  # noqa: E402
+from softdtw_cuda._problem import Problem  # noqa: E402
 
 FLOAT_TYPES = (torch.float32, torch.float64)
 VALUE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -67,9 +68,9 @@ def fused(
     lengths: tuple[Tensor | None, Tensor | None] = (None, None),
     grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    value, state = launch.fused_forward(x, y, gamma, bandwidth, *lengths, True)
+    value, state = launch.forward(Problem(x, y, *lengths, gamma, bandwidth, True, True))
     grad = torch.ones_like(value) if grad is None else grad
-    gx, gy = launch.fused_backward(grad, x, y, value, state, gamma, bandwidth, *lengths, True, True)
+    gx, gy = launch.backward(Problem(x, y, *lengths, gamma, bandwidth, True, True), grad, value, state)
     return value, gx, gy
 
 
@@ -80,9 +81,11 @@ def from_cost(
     lengths: tuple[Tensor | None, Tensor | None] = (None, None),
     grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    value, state = launch.cost_forward(cost, gamma, bandwidth, *lengths, True)
+    value, state = launch.forward(Problem(cost, None, *lengths, gamma, bandwidth, True))
     grad = torch.ones_like(value) if grad is None else grad
-    return value, launch.cost_backward(grad, cost, value, state, gamma, bandwidth, *lengths)
+    return value, launch.backward(Problem(cost, None, *lengths, gamma, bandwidth, True), grad, value, state)[
+        0
+    ]
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: tor
     assert float(((value.double() - true_value).abs() / scale).max()) < VALUE_TOLERANCE[dtype]
     assert relative(gx, true_gx) < GRADIENT_TOLERANCE[dtype]
     assert relative(gy, true_gy) < GRADIENT_TOLERANCE[dtype]
-    unsaved, state = launch.fused_forward(x, y, gamma, bandwidth, None, None, False)
+    unsaved, state = launch.forward(Problem(x, y, None, None, gamma, bandwidth))
     assert state.numel() == 0
     assert torch.equal(unsaved, value)
 
@@ -139,7 +142,7 @@ def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: tor
     cost_value, gcost = from_cost(cost, gamma, bandwidth, grad=grad)
     assert float(((cost_value.double() - true_value).abs() / scale).max()) < VALUE_TOLERANCE[dtype]
     assert relative(gcost, true_gcost) < GRADIENT_TOLERANCE[dtype]
-    assert torch.equal(launch.cost_forward(cost, gamma, bandwidth, None, None, False)[0], cost_value)
+    assert torch.equal(launch.forward(Problem(cost, None, None, None, gamma, bandwidth))[0], cost_value)
 
 
 @pytest.mark.parametrize("bandwidth", [-1, 30])
@@ -262,7 +265,7 @@ def test_only_samples_out_of_range_take_the_wide_path() -> None:
     y = torch.randn(4, 50, 2, generator=generator)
     plain = fused(x, y, 0.01)
     x[2] *= 1e5
-    problem = fused_problem(x, y, 0.01, -1, None, None)
+    problem = arrays_of(Problem(x, y, None, None, 0.01, -1))
     assert launch._needs_wide(problem, 60).tolist() == [False, False, True, False]
     value, gx, gy = fused(x, y, 0.01)
     for b in (0, 1, 3):
@@ -388,10 +391,10 @@ def test_strides_do_not_matter() -> None:
 @pytest.mark.parametrize("d", [3, 20])
 def test_sides_not_needed_are_left_out(d: int) -> None:
     x, y = torch.randn(2, 30, d), torch.randn(2, 40, d)
-    value, state = launch.fused_forward(x, y, 1.0, -1, None, None, True)
-    both = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, True)
-    only_x = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, True, False)
-    only_y = launch.fused_backward(torch.ones(2), x, y, value, state, 1.0, -1, None, None, False, True)
+    value, state = launch.forward(Problem(x, y, None, None, 1.0, -1, True, True))
+    both = launch.backward(Problem(x, y, None, None, 1.0, -1, True, True), torch.ones(2), value, state)
+    only_x = launch.backward(Problem(x, y, None, None, 1.0, -1, True, False), torch.ones(2), value, state)
+    only_y = launch.backward(Problem(x, y, None, None, 1.0, -1, False, True), torch.ones(2), value, state)
     assert torch.equal(only_x[0], both[0])
     assert only_x[1].shape == (0,)
     assert torch.equal(only_y[1], both[1])
@@ -410,16 +413,16 @@ def test_sides_not_needed_are_left_out(d: int) -> None:
 )
 def test_state_has_the_size_that_was_announced(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> None:
     x, y = torch.randn(2, n, 3, dtype=dtype), torch.randn(2, m, 3, dtype=dtype)
-    _, state = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
-    assert state.numel() == config.fused_state_bytes(2, n, m, 3, dtype, bandwidth)
-    _, state = launch.cost_forward(squared_distances(x, y), 1.0, bandwidth, None, None, True)
-    assert state.numel() == config.cost_state_bytes(2, n, m, dtype, bandwidth)
+    _, state = launch.forward(Problem(x, y, None, None, 1.0, bandwidth, True, True))
+    assert state.numel() == config.saved_bytes(2, n, m, dtype, bandwidth)
+    _, state = launch.forward(Problem(squared_distances(x, y), None, None, None, 1.0, bandwidth, True))
+    assert state.numel() == config.saved_bytes(2, n, m, dtype, bandwidth)
 
 
 def test_state_is_far_smaller_than_a_table() -> None:
     table = 4 * 20_000**2
-    assert config.fused_state_bytes(1, 20_000, 20_000, 8, torch.float32, -1) < table / 25
-    assert config.fused_state_bytes(1, 20_000, 20_000, 8, torch.float32, 100) < table / 1000
+    assert config.saved_bytes(1, 20_000, 20_000, torch.float32, -1) < table / 25
+    assert config.saved_bytes(1, 20_000, 20_000, torch.float32, 100) < table / 1000
 
 
 # -------------------------------------------------------------------------------------------------- threads
@@ -443,7 +446,7 @@ def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
                 results.append(
                     (
                         *fused(x, y, 1.0, bandwidth, (lengths, lengths)),
-                        launch.fused_forward(x, y, 1.0, bandwidth, lengths, lengths, False)[0],
+                        launch.forward(Problem(x, y, lengths, lengths, 1.0, bandwidth))[0],
                         *from_cost(squared_distances(x, y), 1.0, bandwidth, (lengths, lengths)),
                     )
                 )
@@ -464,7 +467,7 @@ def test_threads_are_woken_for_work_enough(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("bandwidth", "cells"), [(-1, 4 * 30 * 20), (3, 4 * 30 * 7), (25, 4 * 30 * 20)])
 def test_work_is_counted_in_cells_not_in_tiles(bandwidth: int, cells: int) -> None:
     x, y = torch.zeros(4, 30, 2), torch.zeros(4, 20, 2)
-    assert fused_problem(x, y, 1.0, bandwidth, None, None).cells == cells
+    assert arrays_of(Problem(x, y, None, None, 1.0, bandwidth)).cells == cells
 
 
 def test_several_calling_threads_share_the_pool(two_threads: None) -> None:
@@ -492,13 +495,14 @@ def test_several_calling_threads_share_the_pool(two_threads: None) -> None:
 FORKING_PROGRAM = """
 import os, torch
 from softdtw_cuda._cpu import launch
+from softdtw_cuda._problem import Problem
 torch.set_num_threads(2)
 torch.manual_seed(0)
 x, y = torch.randn(1, 600, 3), torch.randn(1, 600, 3)
 def gradient():
-    value, state = launch.fused_forward(x, y, 1.0, -1, None, None, True)
-    gx, _ = launch.fused_backward(torch.ones(1), x, y, value, state, 1.0, -1, None, None, True, True)
-    return gx
+    problem = Problem(x, y, None, None, 1.0, -1, True, True)
+    value, state = launch.forward(problem)
+    return launch.backward(problem, torch.ones(1), value, state)[0]
 expected = gradient()
 child = os.fork()
 if child == 0:
@@ -553,9 +557,11 @@ def test_first_compilation_is_announced_once(tmp_path: Any) -> None:
     program = (
         "import torch\n"
         "from softdtw_cuda._cpu import launch\n"
+        "from softdtw_cuda._problem import Problem\n"
         "x = torch.ones(1, 3, 1)\n"
-        "value, state = launch.fused_forward(x, x, 1.0, -1, None, None, True)\n"
-        "launch.fused_backward(torch.ones(1), x, x, value, state, 1.0, -1, None, None, True, True)\n"
+        "problem = Problem(x, x, None, None, 1.0, -1, True, True)\n"
+        "value, state = launch.forward(problem)\n"
+        "launch.backward(problem, torch.ones(1), value, state)\n"
         "print(float(value))\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -640,7 +646,7 @@ def test_distance_bound_holds_and_is_not_far() -> None:
     generator = torch.Generator().manual_seed(12)
     x = torch.randn(3, 70, 8, generator=generator) + 1000
     y = torch.randn(3, 60, 8, generator=generator) + 1000
-    problem = fused_problem(x, y, 1.0, -1, None, None)
+    problem = arrays_of(Problem(x, y, None, None, 1.0, -1))
     largest = np.zeros(3)
     kernels.largest_distance_worker(
         problem.x, 560, problem.y, 480, 8, problem.x_lengths, problem.y_lengths,

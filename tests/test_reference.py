@@ -9,6 +9,7 @@ import torch
 from oracle import assert_within_float64, enumerate_paths, relative
 
 from softdtw_cuda import _reference
+from softdtw_cuda._problem import NO_BAND, Problem
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 4), (5, 1), (3, 4), (5, 5)])
@@ -67,12 +68,12 @@ def test_as_a_backend(dtype: torch.dtype, rows: int) -> None:
     x_lengths, y_lengths = torch.tensor([20, 7, 13]), torch.tensor([18, 9, 1])
     for sample, length in enumerate(y_lengths.tolist()):
         y[sample, length:] = math.nan
-    value, state = _reference.fused_forward(x, y, 0.1, -1, x_lengths, y_lengths, True)
+    problem = Problem(x, y, x_lengths, y_lengths, 0.1, NO_BAND, True, True)
+    value, state = _reference.forward(problem)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert (value.dtype, state.numel()) == (wide, 0)
     grad = torch.tensor([1.0, -2.0, 3.0], dtype=wide)
-    arguments = (grad, x, y, value, state, 0.1, -1, x_lengths, y_lengths)
-    grad_x, grad_y = _reference.fused_backward(*arguments, True, True)
+    grad_x, grad_y = _reference.backward(problem, grad, value, state)
     assert grad_x.dtype == (wide if rows == 1 else dtype)
     assert grad_y.dtype == dtype
     for sample in range(3):
@@ -87,7 +88,7 @@ def test_as_a_backend(dtype: torch.dtype, rows: int) -> None:
         assert relative(grad_y[sample, :m], expected[1][0]) <= tolerance
         assert (grad_x[sample, n:] == 0).all()
         assert (grad_y[sample, m:] == 0).all()
-    nothing, only_y = _reference.fused_backward(*arguments, False, True)
+    nothing, only_y = _reference.backward(problem._replace(need_x=False), grad, value, state)
     assert nothing.shape == (0,)
     assert torch.equal(only_y, grad_y)
 
@@ -96,14 +97,14 @@ def test_as_a_backend_broken_samples() -> None:
     cost = torch.rand(3, 6, 6)
     cost[0] = math.inf
     cost[1, 3, 3] = math.nan
-    value, state = _reference.cost_forward(cost, 1.0, -1, None, None, True)
+    value, state = _reference.forward(Problem(cost, None, None, None, 1.0, -1, True))
     assert value[0] == math.inf
     assert value[1].isnan()
-    grad = _reference.cost_backward(torch.ones(3), cost, value, state, 1.0, -1, None, None)
+    grad = _reference.backward(Problem(cost, None, None, None, 1.0, -1, True), torch.ones(3), value, state)[0]
     assert (grad[0] == 0).all()
     assert grad[1].isnan().all()
     lengths = torch.tensor([6, 5, 6]), torch.tensor([6, 4, 6])
-    padded = _reference.cost_backward(torch.ones(3), cost, value, state, 1.0, -1, *lengths)
+    padded = _reference.backward(Problem(cost, None, *lengths, 1.0, -1, True), torch.ones(3), value, state)[0]
     assert padded[1, :5, :4].isnan().all()
     assert (padded[1, 5:] == 0).all()
     assert (padded[1, :, 4:] == 0).all()

@@ -14,6 +14,7 @@ from in_threads import in_threads
 from oracle import truth
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_alignment, softdtw_from_cost
+from softdtw_cuda._problem import NO_BAND, Problem
 
 
 def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,50 +26,67 @@ def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tenso
 LENGTHS = ([40, 7, 23], [35, 9, 20])
 
 
-# What the forward leaves in the bytes of `state` that its backward never reads is unspecified; the fixture
-# that poisons fresh memory makes it the same in every run, so that opcheck may compare it.
+def problem_of(
+    device: str, dtype: torch.dtype = torch.float32, lengths: bool = False, bandwidth: int = NO_BAND
+) -> Problem:
+    both = [torch.tensor(given, dtype=torch.int32, device=device) if lengths else None for given in LENGTHS]
+    return Problem(*inputs(device, dtype), *both, 0.5, bandwidth, True, True)
+
+
+def detached(problem: Problem) -> Problem:
+    return problem._replace(x=problem.x.detach(), y=None if problem.y is None else problem.y.detach())
+
+
 class TestOperators:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-    @pytest.mark.parametrize("bandwidth", [-1, 6])
+    @pytest.mark.parametrize("bandwidth", [NO_BAND, 6])
     @pytest.mark.parametrize("lengths", [False, True])
-    def test_fused_forward(self, device: str, dtype: torch.dtype, bandwidth: int, lengths: bool) -> None:
-        both = [torch.tensor(given, dtype=torch.int32, device=device) for given in LENGTHS]
-        x_lengths, y_lengths = both if lengths else (None, None)
-        x, y = inputs(device, dtype)
-        operator = torch.ops.softdtw_cuda.fused_forward
-        torch.library.opcheck(operator, (x, y, 0.5, bandwidth, x_lengths, y_lengths, True))
-        without = (x.detach(), y.detach(), 0.5, bandwidth, x_lengths, y_lengths, False)
+    def test_forward(self, device: str, dtype: torch.dtype, bandwidth: int, lengths: bool) -> None:
+        problem = problem_of(device, dtype, lengths, bandwidth)
+        operator = torch.ops.softdtw_cuda.forward
+        torch.library.opcheck(operator, problem[:8])
+        without = detached(problem)._replace(need_x=False, need_y=False)[:8]
         torch.library.opcheck(operator, without)
         assert operator(*without)[1].numel() == 0
 
-    def test_fused_forward_broadcast(self, device: str) -> None:
-        x, y = inputs(device)
-        x = x.detach()[:1].requires_grad_()
-        torch.library.opcheck(torch.ops.softdtw_cuda.fused_forward, (x, y, 0.5, -1, None, None, True))
+    def test_forward_broadcast(self, device: str) -> None:
+        problem = problem_of(device)
+        problem = problem._replace(x=problem.x.detach()[:1].requires_grad_())
+        torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem[:8])
 
     @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_fused_backward(self, device: str, needed: tuple[bool, bool], rows: int) -> None:
-        x, y = (side.detach() for side in inputs(device, torch.bfloat16))
-        x = x[:rows]
-        value, state = torch.ops.softdtw_cuda.fused_forward(x, y, 0.5, -1, None, None, True)
-        grad = torch.randn(3, device=device)
-        operator = torch.ops.softdtw_cuda.fused_backward
-        arguments = (grad, x, y, value, state, 0.5, -1, None, None, *needed)
+    def test_backward(self, device: str, needed: tuple[bool, bool], rows: int) -> None:
+        problem = detached(problem_of(device, torch.bfloat16))
+        problem = problem._replace(x=problem.x[:rows], need_x=needed[0], need_y=needed[1])
+        value, state = torch.ops.softdtw_cuda.forward(*problem[:8])
+        arguments = (torch.randn(3, device=device), value, state, *problem[:8])
+        operator = torch.ops.softdtw_cuda.backward
         torch.library.opcheck(operator, arguments)
         grad_x, grad_y = operator(*arguments)
-        assert grad_x.dtype == (torch.float32 if rows == 1 and needed[0] else torch.bfloat16)
         assert grad_x.shape == ((3, 40, 4) if needed[0] else (0,))
         assert grad_y.shape == ((3, 35, 4) if needed[1] else (0,))
+        if needed[0]:
+            assert grad_x.dtype == (torch.float32 if rows == 1 else torch.bfloat16)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
     def test_cost(self, device: str, dtype: torch.dtype) -> None:
         cost = torch.rand(2, 30, 33, device=device).to(dtype).requires_grad_()
-        torch.library.opcheck(torch.ops.softdtw_cuda.cost_forward, (cost, 0.5, 5, None, None, True))
-        cost = cost.detach()
-        value, state = torch.ops.softdtw_cuda.cost_forward(cost, 0.5, 5, None, None, True)
-        arguments = (torch.ones_like(value), cost, value, state, 0.5, 5, None, None)
-        torch.library.opcheck(torch.ops.softdtw_cuda.cost_backward, arguments)
+        problem = Problem(cost, None, None, None, 0.5, 5, True)
+        torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem[:8])
+        problem = detached(problem)
+        value, state = torch.ops.softdtw_cuda.forward(*problem[:8])
+        arguments = (torch.ones_like(value), value, state, *problem[:8])
+        torch.library.opcheck(torch.ops.softdtw_cuda.backward, arguments)
+
+    @pytest.mark.parametrize("lengths", [False, True])
+    def test_state_is_bitwise_deterministic(self, device: str, lengths: bool) -> None:
+        problem = detached(problem_of(device, lengths=lengths, bandwidth=6))
+        _, first = torch.ops.softdtw_cuda.forward(*problem[:8])
+        noise = [torch.randint(0, 255, (size,), dtype=torch.uint8, device=device) for size in (999, 10**6)]
+        del noise  # what the next allocation finds in memory
+        _, second = torch.ops.softdtw_cuda.forward(*problem[:8])
+        assert torch.equal(first, second)
 
     def test_the_short_way_and_the_operators_agree(self, device: str) -> None:
         """Plain eager tensors go past the dispatcher; a dispatch mode makes them go through it."""

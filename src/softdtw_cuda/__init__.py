@@ -1,8 +1,9 @@
-"""Soft-DTW for PyTorch: right gradients in float32, no N x M table, on CPU and CUDA."""
+"""Soft-DTW for PyTorch: accurate gradients in float32, no N x M table, on CPU and CUDA."""
 
 from .barycenters import BarycenterInfo, softdtw_barycenter
-from .functional import softdtw, softdtw_alignment, softdtw_cdist, softdtw_divergence, softdtw_from_cost
+from .functional import softdtw, softdtw_alignment, softdtw_divergence, softdtw_from_cost
 from .modules import SoftDTW
+from .pairs import softdtw_cdist
 
 __version__ = "0.1.0"
 

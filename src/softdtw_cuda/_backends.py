@@ -1,30 +1,44 @@
-"""Which module computes for a kind of device.
+"""The Backend protocol, which backend serves a device, and the call of it.
 
-Backends (`_cpu.launch`, `_cuda.launch`, and `_reference` for everything else) are imported when a tensor of
-their device arrives, never import each other, and share one interface, functions named like the operators:
-
-    fused_*  x (B or 1, N, D), y (B or 1, M, D), squared Euclidean distance inside the kernel
-    cost_*   cost (B, N, M)
-
-`value` is (B,), float32, or float64 for float64 input. `state` is whatever the backward needs besides the
-inputs, as bytes; empty when `save` is false. Gradients come per sample; where a side is broadcast they come
-in the value's type and are summed by the caller. bandwidth = -1 stands for no band. Small pairs on
-CUDA go another way, `_cuda.at_once`.
+Backends (`_cpu.launch`, `_cuda.launch`, and `_reference` for everything else) are modules that implement the
+protocol in full. They are imported when a tensor of their device arrives and never import each other.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 from . import _reference
+from ._problem import Problem
+from ._torch_compat import is_plain
 
 
-def _find_backend(device_type: str) -> Any:
+class Backend(Protocol):
+    """Computes problems whose tensors are on its device. Every sum has a fixed order."""
+
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """Values (B,) in `problem.value_dtype`, and the state that `backward` needs, as bytes.
+
+        The state is empty where no gradient is needed. A sample whose lengths or band make no sense has the
+        value NaN; one that no path of finite cost goes through has +inf.
+        """
+
+    def backward(self, problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of x and y, one per pair, in `problem.gradient_dtype`, or `problem.no_gradient`.
+
+        Exactly zero in the padding, outside the band and where the value is infinite.
+        """
+
+    def state_bytes(self, problem: Problem) -> int:
+        """Size of the state that `forward` saves; sizes may be symbolic."""
+
+
+def _find_backend(device_type: str) -> Backend:
     """The module that computes for this kind of device."""
     if device_type == "cpu":
         try:
@@ -39,25 +53,24 @@ def _find_backend(device_type: str) -> Any:
             return _reference
         return cpu
     if device_type == "cuda" and torch.version.hip is None:
-        try:
-            from ._cuda import launch as cuda
-        except ImportError as error:
-            raise ImportError(
-                f"softdtw_cuda: the CUDA kernels cannot be loaded ({error}). They are compiled at first use "
-                "through cuda-core: `pip install cuda-core`, or move the tensors to the CPU."
-            ) from error
+        from ._cuda import launch as cuda
+
         return cuda
     return _reference
 
 
-backend: Callable[[str], Any] = functools.cache(_find_backend)
+_kept_backend = functools.cache(_find_backend)
+
+
+def backend(device_type: str) -> Backend:
+    """The backend of a kind of device, found once."""
+    # torch's compiler traces through a cache and warns that it does.
+    return _find_backend(device_type) if torch.compiler.is_compiling() else _kept_backend(device_type)
 
 
 def kernel_missing(device_type: str) -> str | None:
     """Why tensors of this device have no fused kernel; None where they have one."""
-    # torch's compiler traces through a cache and warns that it does.
-    find = _find_backend if torch.compiler.is_compiling() else backend
-    if device_type == "cpu" and find("cpu") is _reference:
+    if device_type == "cpu" and backend("cpu") is cast(Backend, _reference):
         return "CPU tensors need numba, which is not installed (`pip install numba`)"
     if device_type == "cuda" and torch.version.hip is not None:
         return "there are no kernels for ROCm yet"
@@ -66,14 +79,21 @@ def kernel_missing(device_type: str) -> str | None:
     return None
 
 
-def state_config(device_type: str) -> Any:
-    """The module that knows the size of a backend's state; None for the reference, which saves nothing."""
-    if device_type == "cuda" and torch.version.hip is None:
-        from ._cuda import config as cuda
+# Plain tensors go straight to their backend: torch's dispatcher takes longer than the kernels of small
+# problems. Everything else (tracing, fake tensors, dispatch modes, subclasses) goes through the operators.
 
-        return cuda
-    if device_type == "cpu" and backend("cpu") is not _reference:
-        from ._cpu import config as cpu
 
-        return cpu
-    return None
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values and state of a problem."""
+    if is_plain(problem.x, problem.y, problem.x_lengths, problem.y_lengths):
+        return backend(problem.x.device.type).forward(problem)
+    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem[:8])
+    return result
+
+
+def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients, one per pair, of a problem."""
+    if is_plain(grad, problem.x, problem.y, problem.x_lengths, problem.y_lengths):
+        return backend(problem.x.device.type).backward(problem, grad, value, state)
+    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.backward(grad, value, state, *problem[:8])
+    return result

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._problem import Problem
+
+FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 DistanceFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -31,6 +36,11 @@ class Metric(NamedTuple):
     fused: bool
     is_named: bool
     embedding: Embedding | None = None
+
+
+def name_of(distance: DistanceFunction) -> str:
+    """A function's name, or the class of an object that is called like one."""
+    return str(getattr(distance, "__name__", type(distance).__name__))
 
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:
@@ -147,3 +157,70 @@ METRICS: dict[str, Metric] = {
     "cityblock": Metric("cityblock", cityblock, fused=False, is_named=True),
     "cosine": Metric("cosine", cosine, fused=True, is_named=True, embedding=embed_for_cosine),
 }
+
+
+def fill_padding(series: Tensor, lengths: Tensor) -> Tensor:
+    """Copy of series (1 or B, N, D) whose padding repeats the first step, so that NaN there cannot spread.
+
+    Not zeros: the padding takes part in the mean that distances are centred around.
+    """
+    inside = torch.arange(series.shape[1], device=series.device) < lengths.view(-1, 1)
+    return torch.where(inside.unsqueeze(2), series, series[:, :1].detach())
+
+
+def _prepared(problem: Problem) -> tuple[Tensor, Tensor]:
+    """x and y, in float32 if they are narrower, with finite numbers in the padding."""
+    x, y = problem.x, problem.y
+    assert y is not None
+    # First of all, so that the gradient of a broadcast side is summed before it is rounded.
+    if x.dtype in (torch.float16, torch.bfloat16):
+        x, y = x.float(), y.float()
+    # NaN in the padding would come back through the distance's own gradient, as 0 * NaN.
+    if problem.x_lengths is not None:
+        x = fill_padding(x, problem.x_lengths)
+    if problem.y_lengths is not None:
+        y = fill_padding(y, problem.y_lengths)
+    return x, y
+
+
+def with_costs(problem: Problem) -> Problem:
+    """The problem with its (B, N, M) cost matrix, float32 for narrower input, in the place of its series."""
+    x, y = _prepared(problem)
+    if problem.metric.is_named:
+        return problem._replace(x=problem.metric.cost(x, y), y=None)
+    batch = problem.batch
+    x, y = x.expand(batch, -1, -1), y.expand(batch, -1, -1)
+    cost = problem.metric.cost(x, y)
+    _check_result(cost, batch, x, y, problem.metric.name)
+    return problem._replace(x=cost, y=None)
+
+
+def with_embedding(problem: Problem) -> Problem:
+    """The problem with series whose squared Euclidean distances are those of its metric."""
+    embedding = problem.metric.embedding
+    if embedding is None:
+        return problem
+    x, y = _prepared(problem)
+    return problem._replace(x=embedding(x, True), y=embedding(y, False), metric=SQUARED_EUCLIDEAN)
+
+
+def _check_result(cost: object, batch: int, x: Tensor, y: Tensor, name: str) -> None:
+    """Raise where a user's distance did not return a cost matrix for x and y."""
+    if not isinstance(cost, Tensor):
+        raise TypeError(
+            f"dist {name} returned {type(cost).__name__}, expected a torch.Tensor of shape (B, N, M)."
+        )
+    expected = (batch, x.shape[1], y.shape[1])
+    if tuple(cost.shape) != expected:
+        raise ValueError(
+            f"dist {name} returned shape {tuple(cost.shape)} for x {tuple(x.shape)} and y {tuple(y.shape)}, "
+            f"expected (B, N, M) = {expected}: one cost for each pair of time steps."
+        )
+    if cost.dtype not in FLOATS:
+        raise TypeError(
+            f"dist {name} returned dtype {cost.dtype}, expected a float type; let it return costs.float()."
+        )
+    if cost.device != x.device:
+        raise ValueError(
+            f"dist {name} returned a tensor on {cost.device}, expected {x.device}, where x and y are."
+        )

@@ -4,7 +4,7 @@ Equations (1) to (3) of docs/math.md, vectorised over the batch and over one ant
 on any device and in any float type and is differentiable as often as autograd likes, because every step is an
 out-of-place torch operation. Tests compare the kernels with it; devices that have no kernel run on it.
 
-It keeps every anti-diagonal for autograd, so it needs a few dozen bytes per cell: right, not fast.
+It keeps every anti-diagonal for autograd, so it needs a few dozen bytes per cell: accurate, not fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._distances import sqeuclidean, sqeuclidean_gradient
+from ._distances import fill_padding, sqeuclidean, sqeuclidean_gradient
+from ._problem import Problem
 
 
 def softmin(terms: Tensor, gamma: float) -> Tensor:
@@ -151,15 +152,6 @@ def softdtw(
     return softdtw_from_cost(sqeuclidean_cost(x, y), gamma, bandwidth, x_lengths, y_lengths)
 
 
-def fill_padding(series: Tensor, lengths: Tensor) -> Tensor:
-    """Copy of series (1 or B, N, D) whose padding repeats the first step, so that NaN there cannot spread.
-
-    Not zeros: the padding takes part in the mean that distances are centred around.
-    """
-    inside = torch.arange(series.shape[1], device=series.device) < lengths.view(-1, 1)
-    return torch.where(inside.unsqueeze(2), series, series[:, :1].detach())
-
-
 def alignment_from_cost(
     cost: Tensor,
     gamma: float,
@@ -184,124 +176,83 @@ def alignment_from_cost(
     seed_row = torch.arange(n, device=cost.device) == (rows - 1).unsqueeze(1)
     nothing = cost.new_zeros(batch, n)
     none = cost.new_zeros(3, batch, n)
-    mass = after = nothing
+    weight = after = nothing
     next_share = after_share = none
-    masses: list[Tensor] = []
+    weights: list[Tensor] = []
     for k in range(n + m - 2, -1, -1):
         to_diagonal = F.pad((after * after_share[0])[:, 1:], (0, 1))
-        to_up = F.pad((mass * next_share[1])[:, 1:], (0, 1))
-        to_left = mass * next_share[2]
+        to_up = F.pad((weight * next_share[1])[:, 1:], (0, 1))
+        to_left = weight * next_share[2]
         seed = (seed_row & (rows + columns - 2 == k).unsqueeze(1)).to(cost.dtype)
-        mass, after = to_diagonal + to_up + to_left + seed, mass
+        weight, after = to_diagonal + to_up + to_left + seed, weight
         next_share, after_share = shares[k], next_share
-        masses.append(mass)
-    masses.reverse()
+        weights.append(weight)
+    weights.reverse()
     row = torch.arange(n, device=cost.device).view(n, 1)
     column = torch.arange(m, device=cost.device).view(1, m)
-    return torch.stack(masses, 2).gather(2, (row + column).expand(batch, n, m))
+    return torch.stack(weights, 2).gather(2, (row + column).expand(batch, n, m))
 
 
-# The operators of _ops.py, for devices without a kernel. They save nothing and walk the recurrence again. In
-# log space float32 loses the digits that the gradient needs, so they take float64 where the device has it.
-
-
-def value_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of the values for series or costs of this type."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+# The Backend protocol, for devices without a kernel. Nothing is saved: the backward walks the matrix again.
+# In log space float32 loses the digits that the gradient needs, so it takes float64 where the device has it.
 
 
 def _widen(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.detach().to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def _nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(0, dtype=dtype, device=like.device)
+def _costs(problem: Problem) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Wide costs (B, N, M), and the wide series that they were made of, if any."""
+    x, y = _widen(problem.x), problem.y
+    if y is None:
+        return x, None, None
+    y = _widen(y)
+    if problem.x_lengths is not None:
+        x = fill_padding(x, problem.x_lengths)
+    if problem.y_lengths is not None:
+        y = fill_padding(y, problem.y_lengths)
+    return sqeuclidean(x, y), x, y
 
 
-def cost_forward(
-    cost: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """softdtw_cuda::cost_forward without a kernel."""
+def _options(problem: Problem) -> tuple[float, int, Tensor | None, Tensor | None]:
+    return problem.gamma, problem.bandwidth, problem.x_lengths, problem.y_lengths
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values (B,), and an empty state."""
     with torch.no_grad():
-        value = softdtw_from_cost(_widen(cost), gamma, bandwidth, x_lengths, y_lengths)
-    return value.to(value_dtype(cost.dtype)), _nothing(cost, torch.uint8)
+        value = softdtw_from_cost(_costs(problem)[0], *_options(problem))
+    return value.to(problem.value_dtype), problem.x.new_empty(0, dtype=torch.uint8)
 
 
-def cost_backward(
-    grad: Tensor,
-    cost: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-) -> Tensor:
-    """softdtw_cuda::cost_backward without a kernel."""
-    alignment = alignment_from_cost(_widen(cost), gamma, bandwidth, x_lengths, y_lengths)
-    inside = valid_cells(cost.shape[1], cost.shape[2], -1, x_lengths, y_lengths, cost.device)
+def state_bytes(problem: Problem) -> int:
+    """Nothing is saved."""
+    return 0
+
+
+def _cost_gradient(problem: Problem, cost: Tensor, grad: Tensor, value: Tensor) -> Tensor:
+    """grad_b E_b, zero in the padding and for infinite values."""
+    alignment = alignment_from_cost(cost, *_options(problem))
+    inside = valid_cells(problem.n, problem.m, -1, problem.x_lengths, problem.y_lengths, cost.device)
     gradient = alignment * grad.view(-1, 1, 1)
     # The sweep carries a NaN only as far as it met one; the whole sample's gradient is unknown.
     gradient = gradient.masked_fill(value.isnan().view(-1, 1, 1), math.nan)
     if inside is not None:
         gradient = gradient.masked_fill(~inside, 0.0)
-    return gradient.masked_fill((value == math.inf).view(-1, 1, 1), 0.0).to(cost.dtype)
+    return gradient.masked_fill((value == math.inf).view(-1, 1, 1), 0.0)
 
 
-def _wide_pair(
-    x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    x, y = _widen(x.detach()), _widen(y.detach())
-    if x_lengths is not None:
-        x = fill_padding(x, x_lengths)
-    if y_lengths is not None:
-        y = fill_padding(y, y_lengths)
-    return x, y
-
-
-def fused_forward(
-    x: Tensor,
-    y: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """softdtw_cuda::fused_forward without a kernel."""
-    cost = sqeuclidean(*_wide_pair(x, y, x_lengths, y_lengths))
-    value, state = cost_forward(cost, gamma, bandwidth, x_lengths, y_lengths, save)
-    return value.to(value_dtype(x.dtype)), state
-
-
-def fused_backward(
-    grad: Tensor,
-    x: Tensor,
-    y: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    need_x: bool,
-    need_y: bool,
-) -> tuple[Tensor, Tensor]:
-    """softdtw_cuda::fused_backward without a kernel."""
-    wide_x, wide_y = _wide_pair(x, y, x_lengths, y_lengths)
-    cost = sqeuclidean(wide_x, wide_y)
-    alignment = cost_backward(grad, cost, value, state, gamma, bandwidth, x_lengths, y_lengths)
-
-    def gradient(alignment: Tensor, wide: Tensor, other: Tensor, series: Tensor) -> Tensor:
-        broadcast = series.shape[0] != value.shape[0]
-        dtype = value_dtype(series.dtype) if broadcast else series.dtype
-        return sqeuclidean_gradient(alignment, wide, other).to(dtype)
-
-    grad_x = gradient(alignment, wide_x, wide_y, x) if need_x else _nothing(x, x.dtype)
-    grad_y = gradient(alignment.transpose(1, 2), wide_y, wide_x, y) if need_y else _nothing(y, y.dtype)
+def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients, one per pair."""
+    with torch.no_grad():
+        cost, x, y = _costs(problem)
+        gradient = _cost_gradient(problem, cost, grad, value)
+        if x is None or y is None or problem.y is None:
+            return gradient.to(problem.x.dtype), problem.no_gradient()
+        grad_x = grad_y = problem.no_gradient()
+        if problem.need_x:
+            grad_x = sqeuclidean_gradient(gradient, x, y).to(problem.gradient_dtype(problem.x))
+        if problem.need_y:
+            by_column = gradient.transpose(1, 2)
+            grad_y = sqeuclidean_gradient(by_column, y, x).to(problem.gradient_dtype(problem.y))
     return grad_x, grad_y

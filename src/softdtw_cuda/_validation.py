@@ -1,26 +1,30 @@
-"""Arguments, checked in one voice: which argument, what came, what was expected, how to mend it.
+"""Arguments, checked in one voice: which argument, what came, what was expected, how to fix it.
 
-The checks run on every call, so the good case is a handful of comparisons; messages are built only on
-failure.
+The result is a Problem; nothing after it checks again. The checks run on every call, so the good case is a
+handful of comparisons; messages are built only on failure.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import operator
-from collections.abc import Mapping, Sequence, Set
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from ._distances import METRICS, DistanceFunction, Metric
+from ._backends import kernel_missing
+from ._distances import FLOATS, METRICS, DistanceFunction, Metric, name_of
+from ._problem import NO_BAND, Problem
+from ._torch_compat import can_be_read
 
 Lengths = Tensor | Sequence[int] | int
 """Per-sample lengths as a user may pass them; a plain int only for unbatched input."""
 
-_FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 LARGEST_RADIUS = 2**31 - 1
 """No series is longer, so this is no band at all; beyond it sums of indices could overflow."""
 _INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))
@@ -47,9 +51,9 @@ def check_gamma(gamma: SupportsFloat) -> float:
 
 
 def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
-    """bandwidth as an int that kernels can add to an index; -1 for None."""
+    """bandwidth as an int that kernels can add to an index; NO_BAND for None."""
     if bandwidth is None:
-        return -1
+        return NO_BAND
     if isinstance(bandwidth, float) and bandwidth.is_integer():
         radius = int(bandwidth)
     else:
@@ -114,8 +118,7 @@ def check_metric(dist: str | DistanceFunction) -> Metric:
             )
         return metric
     if callable(dist):
-        name = getattr(dist, "__name__", type(dist).__name__)
-        return Metric(name, dist, fused=False, is_named=False)
+        return Metric(name_of(dist), dist, fused=False, is_named=False)
     raise TypeError(
         f"dist must be a string or a callable (x, y) -> (B, N, M), got {type(dist).__name__}; "
         "pass for example dist='sqeuclidean'."
@@ -123,12 +126,23 @@ def check_metric(dist: str | DistanceFunction) -> Metric:
 
 
 def _check_float_tensor(name: str, tensor: object) -> None:
+    if isinstance(tensor, PackedSequence):
+        raise TypeError(
+            f"{name} is a PackedSequence, expected a padded tensor and lengths; pad_packed_sequence({name}, "
+            f"batch_first=True) of torch.nn.utils.rnn gives both, pass them as {name} and {name}_lengths."
+        )
+    if isinstance(tensor, (list, tuple)) and any(isinstance(item, (Tensor, Sequence)) for item in tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got a {type(tensor).__name__} of {len(tensor)} series; pad it "
+            f"with torch.nn.utils.rnn.pad_sequence({name}, batch_first=True) and pass the true lengths as "
+            f"{name}_lengths=[len(series) for series in {name}]."
+        )
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}; convert it with "
             f"torch.as_tensor({name})."
         )
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in FLOATS:
         raise TypeError(
             f"{name} has dtype {tensor.dtype}, expected float64, float32, bfloat16 or float16; "
             f"convert it with {name}.float()."
@@ -157,23 +171,58 @@ def _are_dense(*tensors: object) -> bool:
     )
 
 
-def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, Tensor, bool]:
+def _dimension_error(x: Tensor, y: Tensor) -> ValueError:
+    shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+    if x.dim() > 3 or y.dim() > 3:
+        fix = "flatten what comes before time into the batch and what comes after it into the features, for "
+        fix += "example x.flatten(0, 1) or x.flatten(2)"
+    else:
+        fix = "add a missing feature axis with x.unsqueeze(-1), a missing batch axis with x.unsqueeze(0)"
+    return ValueError(
+        f"x and y must both have 3 dimensions (batch, time, features) or both 2 (time, features), got shapes "
+        f"{shapes}; {fix}."
+    )
+
+
+def _feature_error(x: Tensor, y: Tensor, batched: bool) -> ValueError:
+    # As the user passed them.
+    x_shape, y_shape = (tuple(t.shape) if batched else tuple(t.shape[1:]) for t in (x, y))
+    if x.shape[1] == y.shape[1] and batched:
+        fix = (
+            "if time comes last, as in (batch, features, time), pass x.transpose(1, 2) and y.transpose(1, 2)"
+        )
+    elif not batched and x.shape[1] == y.shape[1]:
+        fix = (
+            "two dimensions are one series of (time, features); for a batch of univariate series pass "
+            "x.unsqueeze(-1) and y.unsqueeze(-1), for one series with time last x.T and y.T"
+        )
+    else:
+        fix = "the last dimension of both holds the features"
+    return ValueError(
+        f"x has {x.shape[2]} features and y has {y.shape[2]} (shapes {x_shape} and {y_shape}), expected the "
+        f"same number in the last dimension; {fix}."
+    )
+
+
+def _check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, Tensor, bool]:
     """x (Bx, N, D) and y (By, M, D), and whether they came batched; for all_pairs batch sizes are free."""
     x_dim, y_dim = (x.dim(), y.dim()) if _are_dense(x, y) else (0, 0)
     if x_dim == 3 and y_dim == 3:
         batched = True
-    elif x_dim == 2 and y_dim == 2:
+    elif x_dim == 2 and y_dim == 2 and not all_pairs:
         x, y, batched = x.unsqueeze(0), y.unsqueeze(0), False
     else:
         _check_float_tensor("x", x)
         _check_float_tensor("y", y)
-        raise ValueError(
-            f"x and y must both have 3 dimensions (batch, time, features) or both 2 (time, features), got "
-            f"shapes {tuple(x.shape)} and {tuple(y.shape)}; add a missing feature axis with x.unsqueeze(-1), "
-            "a missing batch axis with x.unsqueeze(0)."
-        )
+        if all_pairs:
+            raise ValueError(
+                f"x and y must have 3 dimensions (series, time, features), got shapes {tuple(x.shape)} and "
+                f"{tuple(y.shape)}; add a missing feature axis with x.unsqueeze(-1), a missing first axis "
+                "with x.unsqueeze(0)."
+            )
+        raise _dimension_error(x, y)
     x_dtype, y_dtype = x.dtype, y.dtype
-    if x_dtype not in _FLOATS or y_dtype not in _FLOATS:
+    if x_dtype not in FLOATS or y_dtype not in FLOATS:
         _check_float_tensor("x", x)
         _check_float_tensor("y", y)
     if x.device != y.device:
@@ -192,10 +241,7 @@ def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, T
     x_batch, n, d = x.shape
     y_batch, m, y_d = y.shape
     if d != y_d:
-        raise ValueError(
-            f"x has {d} features and y has {y_d} (shapes {tuple(x.shape)} and {tuple(y.shape)}), expected "
-            "the same number in the last dimension; series of time x features must not be transposed."
-        )
+        raise _feature_error(x, y, batched)
     if x_batch != y_batch and x_batch != 1 and y_batch != 1 and not all_pairs:
         raise ValueError(
             f"x has batch size {x_batch} and y {y_batch}, expected equal batch sizes, or 1 for one of them; "
@@ -204,50 +250,109 @@ def check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, T
     if n == 0 or m == 0 or d == 0:
         name, shape = ("x", x.shape) if n == 0 or d == 0 else ("y", y.shape)
         raise ValueError(
-            f"{name} has shape {tuple(shape)}, expected at least one time step and one feature; drop empty "
-            "series before the call."
+            f"{name} has shape {tuple(shape) if batched else tuple(shape[1:])}, expected at least one time "
+            "step and one feature; drop empty series before the call."
         )
     return x, y, batched
 
 
-def check_cost(cost: Tensor, name: str = "cost") -> tuple[Tensor, bool]:
-    """cost (B, N, M) and whether it came batched."""
-    _check_float_tensor(name, cost)
-    dim = cost.dim()
-    if dim not in (2, 3):
+def check_series(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    x_lengths: Lengths | None,
+    y_lengths: Lengths | None,
+) -> tuple[Problem, bool]:
+    """The problem of pairs of series, and whether they came batched."""
+    gamma = check_gamma(gamma)
+    radius = check_bandwidth(bandwidth)
+    metric = check_metric(dist)
+    x, y, batched = _check_pair(x, y)
+    use_fused = _check_fused(fused, metric, x)
+    if x_lengths is None and y_lengths is None and radius < 0:
+        return Problem(x, y, None, None, gamma, radius, metric=metric, fused=use_fused), batched
+    problem = Problem(x, y, None, None, gamma, radius, metric=metric, fused=use_fused)
+    return _with_lengths(problem, x_lengths, y_lengths, batched), batched
+
+
+def check_cost(
+    cost: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    x_lengths: Lengths | None,
+    y_lengths: Lengths | None,
+) -> tuple[Problem, bool]:
+    """The problem of cost matrices, and whether they came batched."""
+    gamma = check_gamma(gamma)
+    radius = check_bandwidth(bandwidth)
+    _check_float_tensor("cost", cost)
+    if cost.dim() not in (2, 3):
         raise ValueError(
-            f"{name} must have shape (batch, N, M) or (N, M), got {tuple(cost.shape)}; add a batch axis with "
-            f"{name}.unsqueeze(0)."
+            f"cost must have shape (batch, N, M) or (N, M), got {tuple(cost.shape)}; add a batch axis with "
+            "cost.unsqueeze(0), or flatten several into one with cost.flatten(0, -3)."
         )
     if cost.shape[-1] == 0 or cost.shape[-2] == 0:
         raise ValueError(
-            f"{name} has shape {tuple(cost.shape)}, expected N and M to be at least 1; drop empty series "
+            f"cost has shape {tuple(cost.shape)}, expected N and M to be at least 1; drop empty series "
             "before the call."
         )
-    return (cost, True) if dim == 3 else (cost.unsqueeze(0), False)
+    batched = cost.dim() == 3
+    problem = Problem(cost if batched else cost.unsqueeze(0), None, None, None, gamma, radius)
+    return _with_lengths(problem, x_lengths, y_lengths, batched), batched
 
 
-def check_callable_cost(cost: object, batch: int, x: Tensor, y: Tensor, name: str) -> Tensor:
-    """What a user's distance returned, if it is a cost matrix for x and y."""
-    if not isinstance(cost, Tensor):
-        raise TypeError(
-            f"dist {name} returned {type(cost).__name__}, expected a torch.Tensor of shape (B, N, M)."
-        )
-    expected = (batch, x.shape[1], y.shape[1])
-    if tuple(cost.shape) != expected:
-        raise ValueError(
-            f"dist {name} returned shape {tuple(cost.shape)} for x {tuple(x.shape)} and y {tuple(y.shape)}, "
-            f"expected (B, N, M) = {expected}: one cost for each pair of time steps."
-        )
-    if cost.dtype not in _FLOATS:
-        raise TypeError(
-            f"dist {name} returned dtype {cost.dtype}, expected a float type; let it return costs.float()."
-        )
-    if cost.device != x.device:
-        raise ValueError(
-            f"dist {name} returned a tensor on {cost.device}, expected {x.device}, where x and y are."
-        )
-    return cost
+def check_all_pairs(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    x_lengths: Lengths | None,
+    y_lengths: Lengths | None,
+) -> Problem:
+    """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,)."""
+    gamma = check_gamma(gamma)
+    radius = check_bandwidth(bandwidth)
+    metric = check_metric(dist)
+    x, y, _ = _check_pair(x, y, all_pairs=True)
+    use_fused = _check_fused(fused, metric, x)
+    rows, columns = x.shape[0], y.shape[0]
+    x_rows, x_host = check_lengths(x_lengths, "x_lengths", rows, rows, x.shape[1], x.device, True)
+    y_rows, y_host = check_lengths(y_lengths, "y_lengths", columns, columns, y.shape[1], x.device, True)
+    _check_band_of_all_pairs(
+        radius,
+        x_host if x_rows is not None else [x.shape[1]],
+        y_host if y_rows is not None else [y.shape[1]],
+    )
+    return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
+
+
+def _with_lengths(
+    problem: Problem, x_lengths: Lengths | None, y_lengths: Lengths | None, batched: bool
+) -> Problem:
+    """The problem with its lengths, each sample of which has a path inside the band."""
+    batch, n, m = problem.batch, problem.n, problem.m
+    x_rows = problem.x.shape[0]
+    y_rows = batch if problem.y is None else problem.y.shape[0]
+    device = problem.x.device
+    x_given, x_host = check_lengths(x_lengths, "x_lengths", x_rows, batch, n, device, batched)
+    y_given, y_host = check_lengths(y_lengths, "y_lengths", y_rows, batch, m, device, batched)
+    _check_band(
+        problem.bandwidth,
+        x_host if x_given is not None else [n] * batch,
+        y_host if y_given is not None else [m] * batch,
+    )
+    return problem._replace(x_lengths=x_given, y_lengths=y_given)
+
+
+def check_host_lengths(problem: Problem) -> None:
+    """Raise for bad lengths on the CPU: compiled graphs meet their numbers only when they run."""
+    if problem.x.device.type == "cpu" and not (problem.x_lengths is None and problem.y_lengths is None):
+        _with_lengths(problem, problem.x_lengths, problem.y_lengths, batched=True)
 
 
 def check_lengths(
@@ -263,7 +368,7 @@ def check_lengths(
         return None, None
     if isinstance(lengths, Tensor):
         given = _check_length_tensor(lengths, name, rows, batch, device, batched)
-        if not _can_be_read(lengths):
+        if not can_be_read(lengths):
             return _narrow(given, device).expand(batch).contiguous(), None
         host = given.tolist()
     else:
@@ -283,15 +388,6 @@ def check_lengths(
     return tensor, host
 
 
-def _can_be_read(lengths: Tensor) -> bool:
-    """Whether the host has the numbers: not on a GPU, nor while torch traces."""
-    return (
-        lengths.device.type == "cpu"
-        and type(lengths).__torch_dispatch__ is Tensor.__torch_dispatch__
-        and not torch.compiler.is_compiling()
-    )
-
-
 def _narrow(lengths: Tensor, device: torch.device) -> Tensor:
     """As int32 on `device`; what does not fit is no length, and stays none."""
     if lengths.dtype == torch.int64:
@@ -303,6 +399,11 @@ def _narrow(lengths: Tensor, device: torch.device) -> Tensor:
 def _check_length_tensor(
     lengths: Tensor, name: str, rows: int, batch: int, device: torch.device, batched: bool
 ) -> Tensor:
+    if lengths.dtype == torch.bool:
+        raise TypeError(
+            f"{name} has dtype torch.bool, expected integers; a mask of shape (batch, time) that is True "
+            "inside the series gives lengths by mask.sum(1)."
+        )
     if lengths.dtype not in _INTEGERS:
         raise TypeError(
             f"{name} has dtype {lengths.dtype}, expected an integer type; convert it with {name}.long()."
@@ -345,7 +446,7 @@ def _length_shape_error(name: str, shape: tuple[int, ...], batch: int) -> ValueE
     )
 
 
-def check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
+def _check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
     """Raise where the band leaves a sample without a path.
 
     rows and columns are the lengths of each sample; None where only the device knows them, and the kernel
@@ -364,7 +465,7 @@ def check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | None
     )
 
 
-def check_band_of_all_pairs(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
+def _check_band_of_all_pairs(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
     """Raise where the band leaves some pair of a row and a column without a path."""
     if bandwidth < 0 or not rows or not columns:
         return
@@ -379,6 +480,12 @@ def check_band_of_all_pairs(bandwidth: int, rows: list[int] | None, columns: lis
         f"their lengths are {i} and {j}, and the smallest radius that works for all pairs is {needed}; pass "
         "that, or None for no band."
     )
+
+
+def _check_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
+    if fused is None:
+        return metric.fused
+    return check_fused(fused, metric, None if fused is False else kernel_missing(x.device.type))
 
 
 def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) -> bool:
@@ -397,3 +504,40 @@ def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) 
             f"fused=True is not possible here: {kernel_missing}; pass fused=None or fused=False."
         )
     return True
+
+
+# What other libraries call an argument, or where they put it.
+
+_MIGRATION = {
+    "use_cuda": "leave it out: the tensors' device decides",
+    "dist_func": "pass it as dist=",
+    "verbose": "progress=True shows a progress bar",
+    "device": "leave it out: the tensors' device decides",
+    "n_jobs": "torch.set_num_threads sets the number of threads",
+    "sakoe_chiba_radius": "pass it as bandwidth=",
+    "lengths": "pass x_lengths= and y_lengths=",
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds to Python's error for a wrong argument what other libraries' users have to change."""
+
+    @functools.wraps(function)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            # Raised by the call itself, not inside it.
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            hints = [f"{name}: {_MIGRATION[name]}" for name in kwargs if name in _MIGRATION]
+            if "positional argument" in str(error):
+                hints.append("options are passed by name, for example gamma=0.1")
+            if not hints:
+                raise
+            raise TypeError(f"{error}; {'; '.join(hints)} (docs: migrating from other libraries).") from None
+
+    return explained

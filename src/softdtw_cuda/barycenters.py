@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ._reference import value_dtype
-from ._validation import Lengths, check_count, check_gamma, check_lengths, check_real
+from ._problem import value_dtype
+from ._validation import Lengths, check_count, check_gamma, check_lengths, check_real, explains_arguments
 from .functional import softdtw
 
 Optimizer = Literal["adam", "lbfgs"]
@@ -86,6 +86,7 @@ def softdtw_barycenter(
 ) -> tuple[Tensor, BarycenterInfo]: ...
 
 
+@explains_arguments
 def softdtw_barycenter(
     X: Tensor | Sequence[Tensor],
     *,
@@ -131,7 +132,7 @@ def softdtw_barycenter(
         return_info=True a pair of it and the :class:`BarycenterInfo`.
 
     Raises:
-        TypeError, ValueError: naming the argument, what came, what was expected and how to mend it.
+        TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
 
     Example:
         >>> X = torch.randn(16, 100, 3)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Literal
 
 from torch import Tensor, nn
 
-from ._distances import DistanceFunction
-from ._reduction import REDUCTIONS, Reduction
-from ._validation import Lengths, check_bandwidth, check_flag, check_fused, check_gamma, check_metric
-from .functional import softdtw_reduced
+from ._distances import DistanceFunction, name_of
+from ._validation import (
+    Lengths,
+    check_bandwidth,
+    check_flag,
+    check_fused,
+    check_gamma,
+    check_metric,
+    explains_arguments,
+)
+from .functional import softdtw
+
+Reduction = Literal["none", "mean", "sum"]
 
 
-def _refuse_reduction(reduction: object) -> NoReturn:
-    raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
+def _check_reduction(reduction: object) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
 
 
 class SoftDTW(nn.Module):
@@ -38,6 +48,7 @@ class SoftDTW(nn.Module):
         >>> loss_fn(torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)).backward()
     """
 
+    @explains_arguments
     def __init__(
         self,
         *,
@@ -52,8 +63,7 @@ class SoftDTW(nn.Module):
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
         check_fused(fused, check_metric(dist), kernel_missing=None)
-        if reduction not in REDUCTIONS:
-            _refuse_reduction(reduction)
+        _check_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth
         self.normalize = normalize
@@ -65,23 +75,24 @@ class SoftDTW(nn.Module):
         self, x: Tensor, y: Tensor, x_lengths: Lengths | None = None, y_lengths: Lengths | None = None
     ) -> Tensor:
         """Loss of x (B, N, D) against y (B, M, D), with optional true lengths of each series."""
-        if self.reduction not in REDUCTIONS:
-            _refuse_reduction(self.reduction)
-        return softdtw_reduced(
+        _check_reduction(self.reduction)
+        value = softdtw(
             x,
             y,
-            self.gamma,
-            self.bandwidth,
-            self.normalize,
-            self.dist,
-            self.fused,
-            x_lengths,
-            y_lengths,
-            self.reduction,
+            gamma=self.gamma,
+            bandwidth=self.bandwidth,
+            normalize=self.normalize,
+            dist=self.dist,
+            fused=self.fused,
+            x_lengths=x_lengths,
+            y_lengths=y_lengths,
         )
+        if self.reduction == "none":
+            return value
+        return value.mean() if self.reduction == "mean" else value.sum()
 
     def extra_repr(self) -> str:
-        dist = self.dist if isinstance(self.dist, str) else getattr(self.dist, "__name__", repr(self.dist))
+        dist = self.dist if isinstance(self.dist, str) else name_of(self.dist)
         options = [f"gamma={self.gamma:g}"]
         if self.bandwidth is not None:
             options.append(f"bandwidth={self.bandwidth}")

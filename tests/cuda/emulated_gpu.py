@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import math
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,9 +59,7 @@ class EmulatedGpu:
         self._random = random.Random(seed)
         self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
         self.launched: list[tuple[Kernel, str]] = []
-        self.index: int | None = None  # which the CPU's tensors say
-        self.stream = 0
-        self.captures = False
+        self.left = 0
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Used memory: NaN, or for words whose ones mean something, zeros or anything."""
@@ -75,17 +71,6 @@ class EmulatedGpu:
             made.view(-1).view(torch.uint8).fill_(255)
         return guarded(made, f"allocation {tuple(made.shape)} {dtype}", self._flush)
 
-    def empty_like(self, tensor: Tensor) -> Tensor:
-        return self.empty(tensor.shape, tensor.dtype, tensor.device)
-
-    def new_strided(self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        assert strides == (1,) * len(shape)
-        size = math.prod(shape) * tensor.element_size()
-        return self.empty(size, torch.uint8, tensor.device).view(tensor.dtype).view(shape)
-
-    def in_capture(self) -> bool:
-        return self.captures
-
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         made = self.empty(shape, dtype, device)
         return made.zero_()
@@ -93,22 +78,14 @@ class EmulatedGpu:
     def queue(self, device: torch.device) -> EmulatedGpu:
         return self
 
-    def close(self) -> None:
-        pass
+    def __enter__(self) -> EmulatedGpu:
+        return self
 
-    def stream_on(self, index: int | None) -> int | None:
-        return self.stream if index == self.index else None
+    def __exit__(self, *error: object) -> None:
+        self.left += 1
 
-    def fill_with_ones(self, address: int, count: int, *of: int | None) -> None:
-        assert of in ((), (self.index, self.stream))  # as a queue, or as a GPU
+    def fill_with_ones(self, address: int, count: int) -> None:
         ctypes.memset(address, 255, count)
-
-    def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Callable[[], None]:
-        return functools.partial(self.run, kernel, part, params, blocks)
-
-    def launch(self, launch: Callable[[], None], index: int | None) -> None:
-        assert index == self.index
-        launch()
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
         self.launched.append((kernel, part))

@@ -7,6 +7,7 @@ import torch
 
 from softdtw_cuda import _reference, softdtw
 from softdtw_cuda._cuda import launch
+from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu
 
 
@@ -32,8 +33,10 @@ def test_cost_matrix(n: int, bandwidth: int, side: int, dtype: torch.dtype) -> N
     exact = cost.double().requires_grad_()
     expected = _reference.softdtw_from_cost(exact, 1.0, bandwidth)
     expected.sum().backward()
-    value, state = launch.cost_forward(cost, 1.0, bandwidth, None, None, True)
-    gradient = launch.cost_backward(torch.ones_like(value), cost, value, state, 1.0, bandwidth, None, None)
+    value, state = launch.forward(Problem(cost, None, None, None, 1.0, bandwidth, True))
+    gradient = launch.backward(
+        Problem(cost, None, None, None, 1.0, bandwidth, True), torch.ones_like(value), value, state
+    )[0]
     assert exact.grad is not None
     assert _relative(value, expected.detach()) <= (1e-6 if dtype == torch.float32 else 1e-12)
     assert _relative(gradient, exact.grad) <= (1e-5 if dtype == torch.float32 else 1e-12)
@@ -48,9 +51,9 @@ def test_series(n: int, bandwidth: int, side: int, d: int) -> None:
     exact_x, exact_y = x.double().requires_grad_(), y.double().requires_grad_()
     expected = _reference.softdtw(exact_x, exact_y, 1.0, bandwidth)
     expected.sum().backward()
-    value, state = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
-    grad_x, grad_y = launch.fused_backward(
-        torch.ones(1), x, y, value, state, 1.0, bandwidth, None, None, True, True
+    value, state = launch.forward(Problem(x, y, None, None, 1.0, bandwidth, True, True))
+    grad_x, grad_y = launch.backward(
+        Problem(x, y, None, None, 1.0, bandwidth, True, True), torch.ones(1), value, state
     )
     assert exact_x.grad is not None
     assert exact_y.grad is not None
@@ -62,7 +65,7 @@ def test_series(n: int, bandwidth: int, side: int, d: int) -> None:
 @pytest.mark.parametrize("n", [700, 900])
 def test_sums_past_32_bits_are_redone(n: int) -> None:
     x, y = torch.zeros(1, n, 2), torch.full((1, n, 2), 1177.0)
-    value, _ = launch.fused_forward(x, y, 1.0, -1, None, None, False)
+    value, _ = launch.forward(Problem(x, y, None, None, 1.0, -1))
     assert value.item() == pytest.approx(n * 2 * 1177.0**2, rel=1e-6)
 
 
@@ -70,7 +73,7 @@ def test_sums_past_32_bits_are_redone(n: int) -> None:
 @pytest.mark.parametrize("level", [0.31, 1.7, 20.0])
 def test_purely_diagonal_paths(d: int, level: float) -> None:
     x = torch.full((1, 400, d), level)
-    value, _ = launch.fused_forward(x, -x, 1.0, -1, None, None, True)
+    value, _ = launch.forward(Problem(x, -x, None, None, 1.0, -1, True, True))
     expected = _reference.softdtw(x.double(), -x.double(), 1.0)
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
 
@@ -78,8 +81,8 @@ def test_purely_diagonal_paths(d: int, level: float) -> None:
 @pytest.mark.parametrize("bandwidth", [2**31 - 1, 2**40])
 def test_a_huge_band_is_no_band(bandwidth: int) -> None:
     x, y = torch.randn(2, 70, 3), torch.randn(2, 60, 3)
-    wide, _ = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
-    none, _ = launch.fused_forward(x, y, 1.0, -1, None, None, True)
+    wide, _ = launch.forward(Problem(x, y, None, None, 1.0, bandwidth, True, True))
+    none, _ = launch.forward(Problem(x, y, None, None, 1.0, -1, True, True))
     torch.testing.assert_close(wide, none)
 
 
@@ -93,9 +96,9 @@ def test_nothing_is_lost_along_a_long_band(d: int) -> None:
     exact_x = x.double().requires_grad_()
     softdtw(exact_x, y.double(), gamma=1.0, bandwidth=bandwidth).sum().backward()
     assert exact_x.grad is not None
-    value, state = launch.fused_forward(x, y, 1.0, bandwidth, None, None, True)
-    grad_x, _ = launch.fused_backward(
-        torch.ones(1), x, y, value, state, 1.0, bandwidth, None, None, True, False
+    value, state = launch.forward(Problem(x, y, None, None, 1.0, bandwidth, True, True))
+    grad_x, _ = launch.backward(
+        Problem(x, y, None, None, 1.0, bandwidth, True, False), torch.ones(1), value, state
     )
     assert grad_x is not None
     assert _relative(grad_x, exact_x.grad) <= 1e-5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,13 +19,11 @@ from oracle import (
 )
 from torch import Tensor
 
-import softdtw_cuda._cuda.at_once
-from softdtw_cuda import SoftDTW, _autograd, _reference
+from softdtw_cuda import SoftDTW, _backends, _reference
 from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.at_once import SmallPairs
 from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Device, Kernel
-from softdtw_cuda._memory import NotInMemory
-from softdtw_cuda._reduction import Reduction, reduced
+from softdtw_cuda._problem import Problem
+from softdtw_cuda.modules import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
@@ -160,28 +157,21 @@ class Answer(NamedTuple):
         return all((a is None and b is None) or torch.equal(a[sample], b[sample]) for a, b in pairs)
 
 
+def problem_of(case: Case, given: Inputs, need_x: bool = True, need_y: bool = True) -> Problem:
+    options = case.gamma, case.bandwidth, need_x, need_y and given.y is not None
+    return Problem(given.x, given.y, given.x_lengths, given.y_lengths, *options)
+
+
 def forward(case: Case, given: Inputs, save: bool = True) -> tuple[Tensor, Tensor]:
-    if given.y is None:
-        return launch.cost_forward(
-            given.x, case.gamma, case.bandwidth, given.x_lengths, given.y_lengths, save
-        )
-    return launch.fused_forward(
-        given.x, given.y, case.gamma, case.bandwidth, given.x_lengths, given.y_lengths, save
-    )
+    return launch.forward(problem_of(case, given, save, save))
 
 
 def backward(
     case: Case, given: Inputs, value: Tensor, state: Tensor, weights: Tensor | None = None
 ) -> Answer:
     weights = given.weights if weights is None else weights
-    lengths = given.x_lengths, given.y_lengths
-    if given.y is None:
-        gradient = launch.cost_backward(weights, given.x, value, state, case.gamma, case.bandwidth, *lengths)
-        return Answer(value, gradient, None, state)
-    grad_x, grad_y = launch.fused_backward(
-        weights, given.x, given.y, value, state, case.gamma, case.bandwidth, *lengths, True, True
-    )
-    return Answer(value, grad_x, grad_y, state)
+    grad_x, grad_y = launch.backward(problem_of(case, given), weights, value, state)
+    return Answer(value, grad_x, None if given.y is None else grad_y, state)
 
 
 Compute = Callable[..., Answer]
@@ -191,21 +181,24 @@ Compute = Callable[..., Answer]
 def compute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     """Forward and backward of a case on an emulated GPU."""
 
-    def run(case: Case, given: Inputs | None = None, gpu: EmulatedGpu | None = None) -> Answer:
+    def run(
+        case: Case, given: Inputs | None = None, gpu: EmulatedGpu | None = None, small: bool = False
+    ) -> Answer:
         monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-        launch.fused_call.cache_clear()
         monkeypatch.setattr(launch, "gpu", gpu or EmulatedGpu(case.seed, races=case.races))
         given = given or inputs_of(case)
-        return backward(case, given, *forward(case, given))
+        with monkeypatch.context() as patch:
+            patch.setattr(config, "gradient_with_value", lambda *sizes: small)
+            return backward(case, given, *forward(case, given))
 
     yield run
-    launch.fused_call.cache_clear()
+    launch._call.cache_clear()
 
 
 @pytest.fixture(autouse=True)
-def _no_launches_of_other_emulators() -> Iterator[None]:
-    yield
-    _autograd.small_pairs.cache_clear()
+def _passes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of these problems are small; the tests of gradients with values say so themselves."""
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: False)
 
 
 def unhealthy(case: Case, state: Tensor) -> list[bool]:
@@ -230,7 +223,9 @@ def cost_truth(case: Case, given: Inputs) -> CostTruth:
     value = _reference.softdtw_from_cost(cost, case.gamma, case.bandwidth, *lengths)
     scaled = [cost, (cost / case.gamma).float().double() * case.gamma]
     exact, rounded = (
-        _reference.cost_backward(given.weights, c, value, value, case.gamma, case.bandwidth, *lengths)
+        _reference.backward(
+            Problem(c, None, *lengths, case.gamma, case.bandwidth, True), given.weights, value, value
+        )[0]
         for c in scaled
     )
     return CostTruth(value, exact, relative(rounded, exact))
@@ -462,12 +457,12 @@ WATCHED = pytest.param(
 def test_one_side_alone(compute: Compute, case: Case) -> None:
     given = inputs_of(case)
     both = compute(case, given)
-    arguments = (given.weights, *given[:2], both.value, both.state, case.gamma, case.bandwidth, None, None)
-    grad_x, nothing = launch.fused_backward(*arguments, True, False)
-    assert nothing is None
+    arguments = given.weights, both.value, both.state
+    grad_x, nothing = launch.backward(problem_of(case, given, True, False), *arguments)
+    assert nothing.shape == (0,)
     assert torch.equal(grad_x, both.grad_x)
-    nothing, grad_y = launch.fused_backward(*arguments, False, True)
-    assert nothing is None
+    nothing, grad_y = launch.backward(problem_of(case, given, False, True), *arguments)
+    assert nothing.shape == (0,)
     assert torch.equal(grad_y, both.grad_y)
 
 
@@ -576,8 +571,8 @@ def test_another_backward_after_one_that_was_cut_short(
 
 
 @pytest.mark.parametrize("case", [Case(2, 70, 66, 5), Case(2, 70, 66, 1), Case(2, 70, 66, 0)], ids=str)
-def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) -> None:
-    """A view may say that its numbers are to be negated, or that all are zero; memory does not show it."""
+def test_lazy_negation_and_zero_tensors(compute: Compute, case: Case) -> None:
+    """Memory does not hold the numbers of such tensors."""
     given = inputs_of(case)
     expected = compute(case, given)
 
@@ -596,38 +591,16 @@ def test_signs_and_zeros_that_torch_has_put_off(compute: Compute, case: Case) ->
     assert (answer.grad_x == 0).all()
     if given.y is None or y is None:
         return
-    nothing, nought = torch._efficientzerotensor(y.shape, dtype=F32), torch.zeros(y.shape)
-    more = torch._efficientzerotensor((5, *y.shape[1:]), dtype=F32)[3:]
-    assert more.data_ptr()
-    x = given.x.clone().requires_grad_()
-    for said, meant in ((y, given.y), (nothing, nought), (more, nought)):
-        with pytest.raises(NotInMemory):
-            at_once(case, given._replace(y=said), True, False)
-        with pytest.raises(NotInMemory):
-            small_pairs(case, given)(said, given.x, True, False)
-        value = _autograd.fused_at_once(x, said, small_pairs(case, given))
-        value.backward(torch.ones(case.batch))
-        expected_value, expected_gradient, _ = at_once(case, given._replace(y=meant), True, False)
-        assert torch.equal(value, expected_value)
-        assert torch.equal(x.grad, expected_gradient)
-        x.grad = None
+    nothing, zeros = torch._efficientzerotensor(y.shape, dtype=F32), torch.zeros(y.shape)
+    part = torch._efficientzerotensor((5, *y.shape[1:]), dtype=F32)[3:]
+    assert part.data_ptr()
+    for lazy, plain in ((y, given.y), (nothing, zeros), (part, zeros)):
+        for small in (False, True):
+            expected = compute(case, given._replace(y=plain), small=small)
+            assert compute(case, given._replace(y=lazy), small=small).equals(expected)
 
 
-# ---- gradients along with the values
-
-
-def at_once(
-    case: Case, given: Inputs, *needed: bool, reduction: Reduction = "none"
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    assert given.y is not None
-    value, gradients, *_ = small_pairs(case, given, reduction)(given.x, given.y, *needed)
-    return value, *gradients
-
-
-def small_pairs(case: Case, given: Inputs, reduction: Reduction = "none") -> SmallPairs:
-    assert given.y is not None
-    options = launch.gpu.index, case.gamma, case.bandwidth, reduction  # type: ignore[attr-defined]  # emulated
-    return SmallPairs(given.x.shape, given.y.shape, *options)
+# ---- gradients with values
 
 
 ONE_STRIP = [
@@ -649,37 +622,64 @@ ONE_STRIP = [
 ]
 """Up to 32 features in one launch, more in two."""
 WIDE_FROM_THE_START = [Case(2, 100, 40, 20, device=TURING), Case(2, 40, 50, 33, device=TURING)]
-FLOAT32_AT_ONCE = [
+WITH_LENGTHS = [
+    Case(3, 64, 50, 5, x_lengths=(64, 1, 30), y_lengths=(50, 20, 1)),
+    Case(3, 150, 100, 1, y_lengths=(100, 20, 1)),
+    Case(3, 60, 70, 20, x_lengths=(60, 0, 30), bandwidth=40),
+]
+SMALL = [
     case
-    for case in [*FAMILIES, *CHAINS, *FLAGGED, *ONE_STRIP, *WIDE_FROM_THE_START]
-    if case.d and case.dtype == F32 and case.x_lengths is None
+    for case in [*FAMILIES, *CHAINS, *FLAGGED, *ONE_STRIP, *WIDE_FROM_THE_START, *WITH_LENGTHS]
+    if case.d and case.dtype == F32
 ]
 
 
-@pytest.mark.parametrize("case", FLOAT32_AT_ONCE, ids=str)
-def test_at_once_is_the_same_to_the_bit(
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_gradients_with_values_are_bitwise_the_same(
     compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = inputs_of(case)._replace(weights=torch.ones(case.batch))
-    expected = compute(case, given)[:3]
+    expected = compute(case, given)
     main = case.plan.main
-    alone = main.strips(case.n) == 1 and AT_ONCE in main.parts
-    passes = [(main, AT_ONCE)] if alone else [(main, FORWARD), (main, BACKWARD)]
+    one_launch = main.strips(case.n) == 1 and AT_ONCE in main.parts
+    passes = [(main, AT_ONCE)] if one_launch else [(main, FORWARD), (main, BACKWARD)]
+    last = [] if case.plan.redo is None else [(case.plan.redo, REDO)]
+    assert (case.plan.redo is None) == (case in WIDE_FROM_THE_START)
     for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
         gpu = EmulatedGpu(seed, resident=resident, relaxed=relaxed)
-        monkeypatch.setattr(launch, "gpu", gpu)
-        for ours, theirs in zip(at_once(case, given, True, True), expected, strict=True):
-            assert torch.equal(ours, theirs)
-        last = [] if case.plan.redo is None else [(case.plan.redo, REDO)]
-        assert (case.plan.redo is None) == (case in WIDE_FROM_THE_START)
+        answer = compute(case, given, gpu, small=True)
+        assert answer.equals(expected)
         assert gpu.launched == [*passes, *last]
-    value, grad_x, nothing = at_once(case, given, True, False)
-    assert torch.equal(value, expected[0])
-    assert torch.equal(grad_x, expected[1])
-    assert nothing is None
-    _, nothing, grad_y = at_once(case, given, False, True)
-    assert nothing is None
-    assert torch.equal(grad_y, expected[2])
+    assert answer.state.numel() == launch_state_bytes(case, given, monkeypatch)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: True)
+    for needed in ((True, False), (False, True)):
+        problem = problem_of(case, given, *needed)
+        value, state = launch.forward(problem)
+        assert torch.equal(value.view(torch.int32), expected.value.view(torch.int32))
+        for side, right, need in zip(
+            launch.backward(problem, given.weights, value, state), expected[1:3], needed, strict=True
+        ):
+            assert right is not None
+            assert (
+                torch.equal(side.view(torch.int32), right.view(torch.int32)) if need else side.shape == (0,)
+            )
+
+
+def launch_state_bytes(case: Case, given: Inputs, monkeypatch: pytest.MonkeyPatch) -> int:
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "gradient_with_value", lambda *sizes: True)
+        return launch.state_bytes(problem_of(case, given))
+
+
+@pytest.mark.parametrize("factor", [math.inf, -math.inf, math.nan])
+def test_no_gradient_reaches_the_padding(compute: Compute, factor: float) -> None:
+    case = WITH_LENGTHS[0]
+    given = inputs_of(case)._replace(weights=torch.tensor([1.0, factor, 1.0]))
+    answer = compute(case, given, small=True)
+    assert answer.grad_y is not None
+    assert (answer.grad_x[1, 1:] == 0).all()
+    assert (answer.grad_y[1, 20:] == 0).all()
+    assert not torch.isfinite(answer.grad_x[1, :1]).any()
 
 
 def test_one_launch_is_tried_for_every_kernel_that_has_it() -> None:
@@ -690,253 +690,44 @@ def test_one_launch_is_tried_for_every_kernel_that_has_it() -> None:
     assert {("inline", 1), ("tiled", 32)} <= {(main.source, main.dims) for main in mains if main.banded}
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(3, 40, 50, 5),
-        Case(70, 3, 2, 2),
-        Case(3, 150, 100, 5),
-        Case(3, 20, 30, 1),
-        Case(40, 9, 8, 5, gamma=1e-6, scale=1000.0),
-        Case(1, 70, 66, 5, gamma=1e-6, scale=1000.0),
-        Case(3, 40, 50, 20, device=TURING),
-    ],
-    ids=str,
-)
-def test_values_are_reduced(
-    compute: Compute, case: Case, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight = 1.0 / case.batch if reduction == "mean" else 1.0
-    given = inputs_of(case)._replace(weights=torch.full((case.batch,), weight))
-    expected = compute(case, given)
-    exact = reduced(expected.value.double(), reduction).float()
-    for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
-        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=resident, relaxed=relaxed))
-        result, *gradients = at_once(case, given, True, True, reduction=reduction)
-        torch.testing.assert_close(result, exact, rtol=1.2e-7, atol=0)
-        for ours, theirs in zip(gradients, expected[1:3], strict=True):
-            assert torch.equal(ours, theirs)
-
-
-def test_many_values_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(10, 3, 2, 2)
-    given = inputs_of(case)
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    monkeypatch.setattr(launch, "gpu", EmulatedGpu())
-    expected, *_ = at_once(case, given, True, True, reduction="mean")
-    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_PAIRS_FOR_A_WARP", 9)
-    pairs = small_pairs(case, given, "mean")
-    by_torch, *_ = pairs(given.x, given.y, True, True)
-    (kept,) = pairs._kept.values()
-    assert not kept.values
-    torch.testing.assert_close(by_torch, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_a_flagged_sample_among_others_of_one_strip(
-    compute: Compute, reduction: Reduction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case(5, 40, 50, 5)
-    weight = 0.2 if reduction == "mean" else 1.0
-    given = inputs_of(case)._replace(weights=torch.full((5,), weight))
+@pytest.mark.parametrize("case", [Case(5, 40, 50, 5), Case(5, 150, 100, 5)], ids=str)
+def test_a_flagged_sample_beside_gradients_with_values(compute: Compute, case: Case) -> None:
+    given = inputs_of(case)._replace(weights=torch.ones(5))
     given.x[1] *= 1e6
     expected = compute(case, given)
     assert unhealthy(case, expected.state) == [False, True, False, False, False]
     for seed, resident in ((1, 1), (2, 8)):
-        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=resident, relaxed=True))
-        result, *gradients = at_once(case, given, True, True, reduction=reduction)
-        torch.testing.assert_close(
-            result, reduced(expected.value.double(), reduction).float(), rtol=1.2e-7, atol=0
-        )
-        for ours, theirs in zip(gradients, expected[1:3], strict=True):
-            assert torch.equal(ours, theirs)
+        gpu = EmulatedGpu(seed, resident=resident, relaxed=True)
+        assert compute(case, given, gpu, small=True).equals(expected)
 
 
-def test_at_once_with_a_flagged_sample_among_others(compute: Compute) -> None:
-    case = Case(3, 150, 100, 5)
-    given = inputs_of(case)._replace(weights=torch.ones(3))
-    given.x[1] *= 1e6
-    expected = compute(case, given)
-    assert unhealthy(case, expected.state) == [False, True, False]
-    for ours, theirs in zip(at_once(case, given, True, True), expected[:3], strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("case", [Case(3, 40, 50, 5), Case(2, 150, 60, 5), Case(2, 40, 50, 1)], ids=str)
-def test_launches_are_kept_from_call_to_call(
-    compute: Compute, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With other data at other addresses, and one at a time for each call that is under way."""
-    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_READY", 1)
-    data = [inputs_of(case)._replace(weights=torch.ones(case.batch)) for _ in range(3)]
-    for factor, given in enumerate(data):
-        given.x.mul_(1.0 + factor)
-    expected = [compute(case, given)[:3] for given in data]
-    monkeypatch.setattr(launch, "gpu", EmulatedGpu(1, resident=3, relaxed=True))
-    pairs = small_pairs(case, data[0])
-
-    def check(given: Inputs, right: tuple[Tensor, ...]) -> None:
-        assert given.y is not None
-        value, gradients, *_ = pairs(given.x, given.y, True, True)
-        assert all(map(torch.equal, (value, *gradients), right))
-        kept_alive.append((value, *gradients))  # so that addresses differ
-
-    kept_alive: list[tuple[Tensor | None, ...]] = []
-    check(data[0], expected[0])
-    (kept,) = pairs._kept.values()
-    (ready,) = kept.ready.values()
-    for given, right in zip(data[1:], expected[1:], strict=True):
-        check(given, right)
-        assert list(kept.ready.values()) == [ready]  # pointed elsewhere
-    kept.ready.clear()  # as if another thread had taken it
-    check(data[0], expected[0])
-    (other,) = kept.ready.values()
-    assert other is not ready
-    assert other.main is not ready.main
-
-
-def test_launches_are_ready_for_memory_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(2, 20, 30, 5)
-    given = inputs_of(case)
-    assert given.y is not None
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_READY", 3)
-    gpu = EmulatedGpu()
-    monkeypatch.setattr(launch, "gpu", gpu)
-    expected = at_once(case, given, True, True)
-    pointed = []
-    point = softdtw_cuda._cuda.at_once.point
-    monkeypatch.setattr(
-        softdtw_cuda._cuda.at_once, "point", lambda *arguments: (pointed.append(arguments), point(*arguments))
-    )
-    make, turn, count = gpu.empty, 0, 0
-    memory: list[dict[int, Tensor]] = [{} for _ in range(5)]
-
-    def empty(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        nonlocal count
-        count += 1
-        if count not in memory[turn]:
-            memory[turn][count] = make(shape, dtype, device)
-        return memory[turn][count]
-
-    monkeypatch.setattr(gpu, "empty", empty)
-    pairs = small_pairs(case, given)
-    counts = []
-    for turn in (0, 1, 0, 1, 0, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 4):  # noqa: B007  (which `empty` reads)
-        count = 0
-        pointed.clear()
-        value, gradients, *_ = pairs(given.x, given.y, True, True)
-        assert all(map(torch.equal, (value, *gradients), expected))
-        counts.append(len(pointed) // 2)  # for both passes, and for what comes after
-    # The one that was used longest ago has to go.
-    assert counts == [1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0]
-    (kept,) = pairs._kept.values()
-    assert len(kept.ready) == 3
-
-
-def test_launches_are_kept_for_their_stream_and_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(2, 20, 30, 64)
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    gpu = EmulatedGpu()
-    monkeypatch.setattr(launch, "gpu", gpu)
-    kernels, pairs = [], small_pairs(case, inputs_of(case))
-    for stream, aligned in ((0, True), (7, True), (7, False), (0, True)):
-        gpu.stream = stream
-        gpu.launched.clear()
-        given = inputs_of(replace(case, aligned=aligned))
-        assert given.y is not None
-        pairs(given.x, given.y, True, True)
-        kernels.append(gpu.launched[0][0])
-    assert list(pairs._kept) == [(0, True), (7, True), (7, False)]
-    assert kernels[0] == kernels[1] == kernels[3] != kernels[2]
-
-
-@pytest.mark.parametrize(("stream", "captures"), [(0, False), (7, False), (7, True)])
-def test_a_call_says_its_stream_and_whether_it_was_captured(
-    stream: int, captures: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case(1, 3, 2, 2)
-    given = inputs_of(case)
-    assert given.y is not None
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    gpu = EmulatedGpu()
-    gpu.stream, gpu.captures = stream, captures
-    monkeypatch.setattr(launch, "gpu", gpu)
-    *_, its_stream, captured = small_pairs(case, given)(given.x, given.y, True, True)
-    assert (its_stream, captured) == (stream, captures)
-
-
-def test_pairs_on_a_device_that_is_not_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(2, 20, 30, 5)
-    given = inputs_of(case)
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    gpu = EmulatedGpu()
-    monkeypatch.setattr(launch, "gpu", gpu)
-    expected = at_once(case, given, True, True)
-
-    @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
-        before, gpu.index = gpu.index, index
-        try:
-            yield
-        finally:
-            gpu.index = before
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    gpu.index = 1
-    pairs = small_pairs(case, given)
-    gpu.index = 0
-    assert given.y is not None
-    value, gradients, *_ = pairs(given.x, given.y, True, True)
-    assert all(map(torch.equal, (value, *gradients), expected))
-    assert gpu.index == 0
-
-
-def test_the_queue_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_restored_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(2, 20, 30, 5)
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
     gpu = EmulatedGpu()
     monkeypatch.setattr(launch, "gpu", gpu)
-    closed = []
-    monkeypatch.setattr(gpu, "close", lambda: closed.append(True))
-    at_once(case, inputs_of(case), True, True)
-    assert len(closed) == 1
+    forward(case, inputs_of(case))
+    assert gpu.left == 1
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("cannot be loaded")
 
-    monkeypatch.setattr(gpu, "prepare", fail)
+    monkeypatch.setattr(gpu, "run", fail)
     with pytest.raises(RuntimeError, match="cannot be loaded"):
-        at_once(case, inputs_of(case), True, True)
-    assert len(closed) == 2
-
-
-def test_streams_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(1, 3, 2, 2)
-    given = inputs_of(case)
-    assert given.y is not None
-    gpu = EmulatedGpu()
-    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
-    monkeypatch.setattr(launch, "gpu", gpu)
-    monkeypatch.setattr(softdtw_cuda._cuda.at_once, "_MOST_STREAMS_KEPT", 3)
-    pairs = small_pairs(case, given)
-    for stream in range(8):
-        gpu.stream = stream
-        pairs(given.x, given.y, True, True)
-        assert len(pairs._kept) <= 3
-    assert [stream for stream, _ in pairs._kept] == [6, 7]
+        forward(case, inputs_of(case))
+    assert gpu.left == 2
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: Reduction) -> None:
+@pytest.mark.parametrize("small", [False, True])
+def test_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: Reduction, small: bool) -> None:
     case = Case(3, 40, 70, 5, gamma=0.5)
     given = inputs_of(case)
     assert given.y is not None
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: small)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
-    monkeypatch.setattr(_autograd, "backend", lambda device_type: launch)
-    monkeypatch.setattr(_autograd, "is_small", lambda *arguments: True)
+    monkeypatch.setattr(_backends, "backend", lambda device_type: launch)
     x, y = given.x.requires_grad_(), given.y.requires_grad_()
     loss = SoftDTW(gamma=case.gamma, reduction=reduction)(x, y)
     weights = torch.tensor([0.5, -2.0, 3.0] if reduction == "none" else 1.5, dtype=F64)
@@ -958,9 +749,10 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
         by_vmap(several),
     ):
         for one, both in zip(gradients, batched, strict=True):
-            assert torch.equal(both, torch.stack([one, -2.0 * one]))
+            torch.testing.assert_close(both, torch.stack([one, -2.0 * one]), rtol=3e-7, atol=0)
+    (slope,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
-        torch.autograd.grad(loss.sum(), x, create_graph=True)
+        slope.sum().backward()
     (alone,) = torch.autograd.grad(SoftDTW(gamma=case.gamma, reduction=reduction)(x.detach(), y).sum(), y)
     (both,) = torch.autograd.grad(loss.sum(), y)
     assert torch.equal(alone, both)
@@ -968,26 +760,20 @@ def test_at_once_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: 
 
 @pytest.mark.parametrize("case", [Case(3, 150, 150, 5)], ids=str)
 @pytest.mark.parametrize("option", ["", "broadcast", "lengths"])
+@pytest.mark.parametrize("small", [False, True])
 def test_the_divergence_of_equals_has_no_gradient(
-    monkeypatch: pytest.MonkeyPatch, case: Case, option: str
+    monkeypatch: pytest.MonkeyPatch, case: Case, option: str, small: bool
 ) -> None:
-    """Not even where some of its terms could be computed at once and others could not."""
     monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: small)
     monkeypatch.setattr(launch, "gpu", EmulatedGpu())
-    monkeypatch.setattr(_autograd, "backend", lambda device_type: launch)
-    asked = []
-
-    def is_small(x: Tensor, y: Tensor, *lengths: Tensor | None) -> bool:
-        asked.append(lengths == (None, None) and x.shape[0] == y.shape[0])
-        return asked[-1]
-
-    monkeypatch.setattr(_autograd, "is_small", is_small)
+    monkeypatch.setattr(_backends, "backend", lambda device_type: launch)
     x = inputs_of(case).x
     x = x[:1].expand(3, -1, -1) if option == "broadcast" else x
     y = x.clone().requires_grad_()
     loss = SoftDTW(normalize=True, reduction="mean")
     loss(x[:1] if option == "broadcast" else x, y, [150] * 3 if option == "lengths" else None).backward()
-    assert asked[0] is (option == "")
+    assert y.grad is not None
     assert (y.grad == 0).all()
 
 
@@ -1005,14 +791,11 @@ def test_the_divergence_of_equals_has_no_gradient(
     ],
     ids=str,
 )
-def test_no_races_at_once(case: Case, compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = inputs_of(case)._replace(weights=torch.full((case.batch,), 0.5))
+def test_no_races_where_gradients_come_with_values(case: Case, compute: Compute) -> None:
+    given = inputs_of(case)._replace(weights=torch.ones(case.batch))
     expected = compute(case, given)
-    monkeypatch.setattr(launch, "gpu", EmulatedGpu(0, resident=8, relaxed=True, races=True))
-    mean, *gradients = at_once(case, given, True, True, reduction="mean")
-    torch.testing.assert_close(mean, expected.value.double().mean().float(), rtol=1.2e-7, atol=0)
-    for ours, theirs in zip(gradients, expected[1:3], strict=True):
-        assert torch.equal(ours, theirs)
+    gpu = EmulatedGpu(0, resident=8, relaxed=True, races=True)
+    assert compute(case, given, gpu, small=True).equals(expected)
 
 
 RACES = [

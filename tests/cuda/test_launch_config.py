@@ -19,6 +19,7 @@ from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel, Plan
 from softdtw_cuda._cuda.params import Params
+from softdtw_cuda._problem import NO_BAND, Problem
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 HOPPER = Device(232448, (9, 0), 132)
@@ -126,7 +127,7 @@ class TestChoice:
         for d, dtype, bandwidth, n in itertools.product(FEATURES, config.INPUT_CODES, (-1, 7), (20, 500)):
             chosen = config.fused_plan(n, d, dtype, bandwidth, aligned)
             layout = config.layout_of(chosen, 3, n, 400, bandwidth, True)
-            assert layout.total == config.fused_state_bytes(3, n, 400, d, dtype, bandwidth)
+            assert layout.total == state_bytes(3, n, 400, d, dtype, bandwidth)
 
     def test_the_same_question_has_the_same_answer(self) -> None:
         assert plan(64) is plan(64)
@@ -258,12 +259,56 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
 # ---- memory
 
 
+def state_bytes(
+    batch: int, n: int, m: int, d: int | None, dtype: torch.dtype, bandwidth: int = NO_BAND
+) -> int:
+    """Of checkpoints, of d features or, for None, of a cost matrix."""
+    plan = config.cost_plan(n, dtype, bandwidth) if d is None else config.fused_plan(n, d, dtype, bandwidth)
+    return config.layout_of(plan, batch, n, m, bandwidth, True).total
+
+
+@pytest.mark.parametrize("d", [None, 1, 64])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_state_of_a_problem(d: int | None, dtype: torch.dtype) -> None:
+    x = torch.empty(3, 2000, d or 1500, dtype=dtype, device="meta")
+    y = None if d is None else torch.empty(3, 1500, d, dtype=dtype, device="meta")
+    problem = Problem(x, y, None, None, 1.0, 700, True, d is not None)
+    assert launch.state_bytes(problem) == state_bytes(3, 2000, 1500, d, dtype, 700)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "small"),
+    [
+        ((16, 64, 64, 8), True),
+        ((1, 64, 960, 64), True),
+        ((32, 128, 128, 8), True),
+        ((32, 128, 128, 9), False),
+        ((1, 512, 512, 1), True),
+        ((1, 512, 513, 1), False),
+        ((128, 128, 128, 1), True),
+        ((129, 128, 128, 1), False),
+        ((16, 64, 64, 512), True),
+        ((16, 64, 64, 513), False),
+    ],
+)
+def test_gradients_come_with_the_values_of_small_problems(
+    sizes: tuple[int, int, int, int], small: bool
+) -> None:
+    assert config.gradient_with_value(*sizes) == small
+    batch, n, m, d = sizes
+    x, y = torch.empty(batch, n, d, device="meta"), torch.empty(batch, m, d, device="meta")
+    problem = Problem(x, y, None, None, 1.0, NO_BAND, True, True)
+    assert (launch.state_bytes(problem) == 4 * (x.numel() + y.numel())) == small
+    for other in (torch.float64, torch.float16):
+        assert not launch._has_gradient_with_value(problem._replace(x=x.to(other), y=y.to(other)))
+
+
 @pytest.mark.parametrize("length", [128, 512, 1024, 2048, 4096, 65536])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("d", [1, 8, 64, 256])
 def test_bytes_per_cell(length: int, dtype: torch.dtype, d: int) -> None:
     """All that a forward and a backward take besides the gradients."""
-    state = config.fused_state_bytes(32, length, length, d, dtype, -1)
+    state = state_bytes(32, length, length, d, dtype)
     # Univariate series have a checkpoint every 32 steps, and their short ones relatively more of them.
     allowed = {128: 0.63, 512: 0.51}.get(length, 0.49) if d == 1 else 0.45
     assert state <= allowed * 32 * length * length
@@ -277,9 +322,9 @@ def test_without_saving_memory_is_linear() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_a_band_bounds_the_state(dtype: torch.dtype) -> None:
-    narrow, longer = (config.fused_state_bytes(1, n, n, 8, dtype, 50) for n in (16384, 32768))
+    narrow, longer = (state_bytes(1, n, n, 8, dtype, 50) for n in (16384, 32768))
     assert 1.9 * narrow <= longer <= 2.01 * narrow
-    assert narrow < config.fused_state_bytes(1, 16384, 16384, 8, dtype, -1) / 25
+    assert narrow < state_bytes(1, 16384, 16384, 8, dtype) / 25
 
 
 # ---- tracing
@@ -302,32 +347,24 @@ def symbols(*hints: int) -> list[torch.SymInt]:
 def test_state_sizes_can_be_traced(d: int, dtype: torch.dtype, bandwidth: int) -> None:
     """The expression found for one shape holds for every shape of the same kind."""
     batch, n, m = symbols(4, 300, 200)
-    for size, eager in (
-        (
-            config.fused_state_bytes(batch, n, m, d, dtype, bandwidth),
-            lambda *s: config.fused_state_bytes(*s, d, dtype, bandwidth),
-        ),
-        (
-            config.cost_state_bytes(batch, n, m, dtype, bandwidth),
-            lambda *s: config.cost_state_bytes(*s, dtype, bandwidth),
-        ),
-    ):
+    for features in (d, None):
+        size = state_bytes(batch, n, m, features, dtype, bandwidth)
         assert isinstance(size, torch.SymInt)
         assert size.node.expr.free_symbols == {side.node.expr for side in (batch, n, m)}
         for other in ((4, 300, 200), (7, 65, 1000), (2, 2048, 333), (100, 90, 90)):
             values = dict(zip((side.node.expr for side in (batch, n, m)), other, strict=True))
-            assert int(size.node.expr.xreplace(values)) == eager(*other)
+            assert int(size.node.expr.xreplace(values)) == state_bytes(*other, features, dtype, bandwidth)
 
 
 def test_operators_trace_on_a_gpu_that_is_not_there() -> None:
     with FakeTensorMode():
         x, y = (torch.empty(4, steps, 64, device="cuda") for steps in (300, 200))
-        value, state = torch.ops.softdtw_cuda.fused_forward(x, y, 1.0, -1, None, None, True)
+        value, state = torch.ops.softdtw_cuda.forward(x, y, None, None, 1.0, -1, True, True)
         assert value.shape == (4,)
         assert value.dtype == torch.float32
-        assert state.shape == (config.fused_state_bytes(4, 300, 200, 64, F32, -1),)
-        gradients = torch.ops.softdtw_cuda.fused_backward(
-            value, x, y, value, state, 1.0, -1, None, None, True, True
+        assert state.shape == (state_bytes(4, 300, 200, 64, F32),)
+        gradients = torch.ops.softdtw_cuda.backward(
+            value, value, state, x, y, None, None, 1.0, -1, True, True
         )
         assert [gradient.shape for gradient in gradients] == [x.shape, y.shape]
 
@@ -358,7 +395,7 @@ def test_more_blocks_than_a_launch_has() -> None:
     """ctypes would cut the number to 32 bits without a word."""
     chosen = config.fused_plan(4097, 1, F32, -1)
     with pytest.raises(ValueError, match=r"67108864 pairs of 4097 steps .* several batches"):
-        launch._call(chosen, 2**26, 4097, 1, 1, 1.0, -1, False)
+        launch._call(chosen, 2**26, 4097, 1, 1, -1, False)
 
 
 @pytest.mark.parametrize(
@@ -373,5 +410,5 @@ def test_sizes_that_a_kernel_cannot_count(n: int, m: int, d: int, message: str) 
     """Sums of 32 bits would wrap, and a strip that walks nothing would leave the next one waiting."""
     chosen = config.fused_plan(n, d, torch.float64, -1)
     with pytest.raises(ValueError, match=message):
-        launch._call(chosen, 1, n, m, d, 1.0, -1, True)
-    launch._call(chosen, 1, min(n, 2**29), min(m, 2**29), min(d, 2**27), 1.0, -1, True)
+        launch._call(chosen, 1, n, m, d, -1, True)
+    launch._call(chosen, 1, min(n, 2**29), min(m, 2**29), min(d, 2**27), -1, True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from softdtw_cuda import _reference
 from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -144,12 +145,14 @@ def gradients(call: Call, given: list[Tensor], gpu: EmulatedGpu) -> list[Tensor]
     use(gpu)
     weights = torch.linspace(0.5, 1.5, given[0].shape[0])
     if not call.d:
-        value, state = launch.cost_forward(*given, call.gamma, call.bandwidth, None, None, True)
-        cost = launch.cost_backward(weights, *given, value, state, call.gamma, call.bandwidth, None, None)
+        value, state = launch.forward(Problem(*given, None, None, None, call.gamma, call.bandwidth, True))
+        cost = launch.backward(
+            Problem(*given, None, None, None, call.gamma, call.bandwidth, True), weights, value, state
+        )[0]
         return [cost]
-    value, state = launch.fused_forward(*given, call.gamma, call.bandwidth, None, None, True)
-    sides = launch.fused_backward(
-        weights, *given, value, state, call.gamma, call.bandwidth, None, None, True, True
+    value, state = launch.forward(Problem(*given, None, None, call.gamma, call.bandwidth, True, True))
+    sides = launch.backward(
+        Problem(*given, None, None, call.gamma, call.bandwidth, True, True), weights, value, state
     )
     return [side for side in sides if side is not None]
 
@@ -222,8 +225,10 @@ def test_what_has_no_mass_is_never_read(call: Call, begin: int, lead: Callable[[
     use(EmulatedGpu(begin))
     weights = torch.ones(1)
     options = call.gamma, call.bandwidth
-    value, state = launch.fused_forward(*given, *options, None, None, True)
-    expected = launch.fused_backward(weights, *given, value, state.clone(), *options, None, None, True, True)
+    value, state = launch.forward(Problem(*given, None, None, *options, True, True))
+    expected = launch.backward(
+        Problem(*given, None, None, *options, True, True), weights, value, state.clone()
+    )
 
     main = call.plan.main
     layout = config.layout_of(call.plan, 1, N, M, call.bandwidth, True)
@@ -233,7 +238,7 @@ def test_what_has_no_mass_is_never_read(call: Call, begin: int, lead: Callable[[
     kept = 256 // main.checkpoint
     assert kept < checkpoints
     states[: strips - 1 - begin, kept:] = 255
-    answer = launch.fused_backward(weights, *given, value, state, *options, None, None, True, True)
+    answer = launch.backward(Problem(*given, None, None, *options, True, True), weights, value, state)
     for ours, theirs in zip(answer, expected, strict=True):
         assert ours is not None
         assert theirs is not None
@@ -281,9 +286,9 @@ def test_ragged_lengths(d: int, begin: int, lead: Callable[[int], None]) -> None
     x_lengths, y_lengths = (torch.tensor(given, dtype=torch.int32) for given in ([N, 65, 200], [40, M, 129]))
     exact = truth(x, y, 1.0, None, x_lengths.tolist(), y_lengths.tolist())
     use(EmulatedGpu(d, resident=4, relaxed=True))
-    value, state = launch.fused_forward(x, y, 1.0, -1, x_lengths, y_lengths, True)
-    answer = launch.fused_backward(
-        torch.ones(3), x, y, value, state, 1.0, -1, x_lengths, y_lengths, True, True
+    value, state = launch.forward(Problem(x, y, x_lengths, y_lengths, 1.0, -1, True, True))
+    answer = launch.backward(
+        Problem(x, y, x_lengths, y_lengths, 1.0, -1, True, True), torch.ones(3), value, state
     )
     for ours, theirs in zip(answer, (exact.grad_x, exact.grad_y), strict=True):
         assert ours is not None

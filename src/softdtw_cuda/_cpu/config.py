@@ -41,12 +41,7 @@ def saved_edge_cells(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
     return ((n + edge - 1) // edge) * saved_columns(m, bandwidth, edge) * edge
 
 
-def cost_state_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
-    """Bytes of the state that the forward on a cost matrix (batch, n, m) saves."""
+def saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """Bytes of the state that a forward of `batch` pairs saves."""
     number = 8 if dtype == torch.float64 else 4
     return 4 * number * batch * saved_edge_cells(n, m, dtype, bandwidth)
-
-
-def fused_state_bytes(batch: int, n: int, m: int, d: int, dtype: torch.dtype, bandwidth: int) -> int:
-    """Bytes of the state that the forward on sequences (batch, n, d), (batch, m, d) saves."""
-    return cost_state_bytes(batch, n, m, dtype, bandwidth)

@@ -1,7 +1,4 @@
-"""Launcher of the CPU kernels: operators, and the choice between narrow and wide arithmetic.
-
-Every function takes plain CPU tensors; shapes and lengths have been checked by the caller.
-"""
+"""The CPU backend: launches the kernels, and chooses between narrow and wide arithmetic."""
 
 from __future__ import annotations
 
@@ -12,26 +9,18 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda._cpu import kernels
-from softdtw_cuda._cpu.config import cost_state_bytes, fused_state_bytes, saved_edge_cells
+from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
 from softdtw_cuda._cpu.notice import compiling
-from softdtw_cuda._cpu.problem import Array, Problem, cost_problem, fused_problem, order_of_tiles
+from softdtw_cuda._cpu.problem import Array, Arrays, arrays_of, order_of_tiles
 from softdtw_cuda._cpu.scratch import borrowed
 from softdtw_cuda._cpu.threads import run, threads_for
-from softdtw_cuda._memory import in_memory
-
-__all__ = [
-    "cost_backward",
-    "cost_forward",
-    "cost_state_bytes",
-    "fused_backward",
-    "fused_forward",
-    "fused_state_bytes",
-]
+from softdtw_cuda._problem import Problem
+from softdtw_cuda._torch_compat import materialized
 
 LOG2_E = 1.4426950408889634
 
 
-def _needs_wide(problem: Problem, n: int) -> Array:
+def _needs_wide(problem: Arrays, n: int) -> Array:
     """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
     tickets = np.zeros(1, np.int64)
     if problem.is_cost:
@@ -86,7 +75,7 @@ def _needs_wide(problem: Problem, n: int) -> Array:
 
 
 # -------------------------------------------------------------------------------------------------- kernels
-def _scratch_sizes(problem: Problem, backward: bool) -> tuple[int, int]:
+def _scratch_sizes(problem: Arrays, backward: bool) -> tuple[int, int]:
     edge, lanes = problem.tiles.edge, problem.lanes
     span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
     floats = (edge + 4 * lanes) * (edge + lanes) + plane + 3 * span
@@ -99,7 +88,7 @@ def _scratch_sizes(problem: Problem, backward: bool) -> tuple[int, int]:
 
 
 def _split_state(
-    state: Array, problem: Problem, n: int, bandwidth: int
+    state: Array, problem: Arrays, n: int, bandwidth: int
 ) -> tuple[Array, Array, Array, Array, int]:
     """bottom f, bottom n, right f, right n out of the state's bytes, and the cells a pair takes in each."""
     cells = int(saved_edge_cells(n, problem.m, problem.dtype, bandwidth))
@@ -114,11 +103,11 @@ def _split_state(
     )
 
 
-def _by_tile(problem: Problem, threads: int) -> bool:
+def _by_tile(problem: Arrays, threads: int) -> bool:
     return threads > 1 and problem.batch < 2 * threads and problem.tiles.rows * problem.tiles.kept > 1
 
 
-def _forward(problem: Problem, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
+def _forward(problem: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
     tiles = problem.tiles
     threads = threads_for(problem.cells * (problem.d + 8))
     by_tile = _by_tile(problem, threads)
@@ -127,7 +116,7 @@ def _forward(problem: Problem, n: int, bandwidth: int, save: bool) -> tuple[Tens
     value = torch.empty(problem.batch, dtype=problem.dtype, device="cpu")
     if save:
         state = torch.empty(
-            cost_state_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth),
+            saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth),
             dtype=torch.uint8,
             device="cpu",
         )
@@ -187,7 +176,7 @@ def _forward(problem: Problem, n: int, bandwidth: int, save: bool) -> tuple[Tens
 
 
 def _backward(
-    problem: Problem,
+    problem: Arrays,
     n: int,
     bandwidth: int,
     grad: Tensor,
@@ -217,7 +206,7 @@ def _backward(
     pending = np.full(threads, -1, np.int64)
     flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
     floats, integers = _scratch_sizes(problem, True)
-    gradient = in_memory(grad.detach()).to(problem.dtype).contiguous().numpy()
+    gradient = materialized(grad.detach()).to(problem.dtype).contiguous().numpy()
     values = value.detach().to(problem.dtype).contiguous().numpy()
     # Mass too small to matter beside any other makes denormal numbers, which are slow.
     smallest = 2.0**-100 if problem.dtype == torch.float32 else 2.0**-900
@@ -267,161 +256,93 @@ def _backward(
             run(threads, work)
 
 
-def _picked(tensor: Tensor | None, samples: Tensor) -> Tensor | None:
-    """The chosen samples of a batch; a broadcast one stays as it is."""
-    if tensor is None or (tensor.dim() > 1 and tensor.shape[0] == 1):
-        return tensor
-    return tensor[samples]
-
-
-def _float64(tensor: Tensor, samples: Tensor) -> Tensor:
-    picked = _picked(tensor, samples)
-    assert picked is not None
-    return picked.to(torch.float64)
-
-
-# ------------------------------------------------------------------------------------------------ operators
+# --------------------------------------------------------------------------------------------------- backend
 def _computed(tensor: Tensor) -> Tensor:
     """In float32 for float16 and bfloat16."""
-    tensor = in_memory(tensor)
+    tensor = materialized(tensor)
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
-def fused_forward(
-    x: Tensor,
-    y: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Squared Euclidean Soft-DTW of x (Bx, N, D) and y (By, M, D): value (B,) and saved state."""
-    x, y = _computed(x), _computed(y)
-    problem = fused_problem(x, y, gamma, bandwidth, x_lengths, y_lengths)
-    value, state = _forward(problem, x.shape[1], bandwidth, save)
-    if x.dtype == torch.float32:
-        wide = _needs_wide(problem, x.shape[1])
-        if wide.any():
-            samples = torch.from_numpy(np.flatnonzero(wide))
-            value[samples] = fused_forward(
-                _float64(x, samples),
-                _float64(y, samples),
-                gamma,
-                bandwidth,
-                _picked(x_lengths, samples),
-                _picked(y_lengths, samples),
-                False,
-            )[0].to(value.dtype)
+def _computable(problem: Problem) -> Problem:
+    y = None if problem.y is None else _computed(problem.y)
+    return problem._replace(x=_computed(problem.x), y=y)
+
+
+def _picked(problem: Problem, samples: Tensor) -> Problem:
+    """The chosen samples in float64, which has a wide exponent; a broadcast side stays one series."""
+
+    def side(tensor: Tensor) -> Tensor:
+        return (tensor if tensor.shape[0] < problem.batch else tensor[samples]).to(torch.float64)
+
+    def of(lengths: Tensor | None) -> Tensor | None:
+        return None if lengths is None else lengths[samples]
+
+    return problem._replace(
+        x=side(problem.x),
+        y=None if problem.y is None else side(problem.y),
+        x_lengths=of(problem.x_lengths),
+        y_lengths=of(problem.y_lengths),
+    )
+
+
+def _beyond_range(arrays: Arrays, n: int) -> Tensor:
+    """The samples that need wide exponents."""
+    if arrays.dtype == torch.float64:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    return torch.from_numpy(np.flatnonzero(_needs_wide(arrays, n)))
+
+
+def state_bytes(problem: Problem) -> int:
+    """Size of the state that `forward` saves."""
+    return saved_bytes(problem.batch, problem.n, problem.m, problem.x.dtype, problem.bandwidth)
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values (B,) and saved state. A cost of -inf gives NaN."""
+    problem = _computable(problem)
+    arrays = arrays_of(problem)
+    value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
+    samples = _beyond_range(arrays, problem.n)
+    if len(samples):
+        wide = _picked(problem, samples)._replace(need_x=False, need_y=False)
+        value[samples] = forward(wide)[0].to(value.dtype)
     return value, state
 
 
-def fused_backward(
-    grad: Tensor,
-    x: Tensor,
-    y: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    need_x: bool,
-    need_y: bool,
-) -> tuple[Tensor, Tensor]:
-    """Per-sample gradients (B, N, D) and (B, M, D), zero in the padding; empty for a side not needed."""
-    types = tuple(
-        torch.promote_types(t.dtype, torch.float32) if t.shape[0] < grad.shape[0] else t.dtype for t in (x, y)
-    )
-    x, y = _computed(x), _computed(y)
-    problem = fused_problem(x, y, gamma, bandwidth, x_lengths, y_lengths)
-    n, m, d = x.shape[1], y.shape[1], x.shape[2]
-    gx = x.new_zeros((problem.batch, n, d) if need_x else (0,))
-    gy = x.new_zeros((problem.batch, m, d) if need_y else (0,))
-    wide = _needs_wide(problem, n) if x.dtype == torch.float32 else np.zeros(problem.batch, bool)
+def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients, one per pair."""
+    asked = problem
+    problem = _computable(problem)
+    arrays = arrays_of(problem)
+    batch, (n, width) = problem.batch, problem.x.shape[1:]
+    gx = problem.x.new_zeros((batch, n, width) if problem.need_x else (0,))
+    gy = problem.x.new_zeros((batch, problem.m, width) if problem.need_y else (0,))
+    samples = _beyond_range(arrays, n)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
-    narrow_grad = torch.where(torch.from_numpy(wide), 0.0, grad) if wide.any() else grad
+    narrow = grad.index_fill(0, samples, 0.0) if len(samples) else grad
     _backward(
-        problem,
+        arrays,
         n,
-        bandwidth,
-        narrow_grad,
+        problem.bandwidth,
+        narrow,
         value,
         state,
-        need_x,
-        need_y,
+        problem.need_x,
+        problem.need_y,
         gx.view(-1).numpy(),
-        n * d,
+        n * width,
         gy.view(-1).numpy(),
-        m * d,
+        problem.m * width,
     )
-    if wide.any():
-        samples = torch.from_numpy(np.flatnonzero(wide))
-        picked = _float64(x, samples), _float64(y, samples)
-        lengths = _picked(x_lengths, samples), _picked(y_lengths, samples)
+    if len(samples):
+        wide = _picked(problem, samples)
         # The saved state is narrow: these few samples run forward once more.
-        wide_value, wide_state = fused_forward(*picked, gamma, bandwidth, *lengths, True)
-        wide_gx, wide_gy = fused_backward(
-            grad[samples].to(torch.float64),
-            *picked,
-            wide_value,
-            wide_state,
-            gamma,
-            bandwidth,
-            *lengths,
-            need_x,
-            need_y,
-        )
-        if need_x:
+        wide_gx, wide_gy = backward(wide, grad[samples].to(torch.float64), *forward(wide))
+        if problem.need_x:
             gx[samples] = wide_gx.to(gx.dtype)
-        if need_y:
+        if problem.need_y:
             gy[samples] = wide_gy.to(gy.dtype)
-    return gx.to(types[0]), gy.to(types[1])
-
-
-def cost_forward(
-    cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:
-    """Soft-DTW of a cost matrix (B, N, M): value (B,) and saved state. A cost of -inf gives NaN."""
-    cost = _computed(cost)
-    problem = cost_problem(cost, gamma, bandwidth, x_lengths, y_lengths)
-    value, state = _forward(problem, cost.shape[1], bandwidth, save)
-    if cost.dtype == torch.float32:
-        wide = _needs_wide(problem, cost.shape[1])
-        if wide.any():
-            samples = torch.from_numpy(np.flatnonzero(wide))
-            lengths = _picked(x_lengths, samples), _picked(y_lengths, samples)
-            wide_value, _ = cost_forward(cost[samples].to(torch.float64), gamma, bandwidth, *lengths, False)
-            value[samples] = wide_value.to(value.dtype)
-    return value, state
-
-
-def cost_backward(
-    grad: Tensor,
-    cost: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-) -> Tensor:
-    """grad_b E_b, the gradient of the cost matrix (B, N, M); zero in the padding."""
-    dtype = cost.dtype
-    cost = _computed(cost)
-    problem = cost_problem(cost, gamma, bandwidth, x_lengths, y_lengths)
-    n = cost.shape[1]
-    gcost = cost.new_zeros(cost.shape)
-    wide = _needs_wide(problem, n) if cost.dtype == torch.float32 else np.zeros(problem.batch, bool)
-    narrow_grad = torch.where(torch.from_numpy(wide), 0.0, grad) if wide.any() else grad
-    flat = gcost.view(-1).numpy()
-    _backward(problem, n, bandwidth, narrow_grad, value, state, True, False, flat, n * problem.m, flat, 0)
-    if wide.any():
-        samples = torch.from_numpy(np.flatnonzero(wide))
-        picked = cost[samples].to(torch.float64)
-        lengths = _picked(x_lengths, samples), _picked(y_lengths, samples)
-        wide_value, wide_state = cost_forward(picked, gamma, bandwidth, *lengths, True)
-        gcost[samples] = cost_backward(
-            grad[samples].to(torch.float64), picked, wide_value, wide_state, gamma, bandwidth, *lengths
-        ).to(gcost.dtype)
-    return gcost.to(dtype)
+    return (
+        gx.to(asked.gradient_dtype(asked.x)) if asked.need_x else asked.no_gradient(),
+        asked.no_gradient() if asked.y is None or not asked.need_y else gy.to(asked.gradient_dtype(asked.y)),
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 from softdtw_cuda._cpu import kernels
 from softdtw_cuda._cpu.config import saved_columns, tile_edge, tile_radius
 from softdtw_cuda._cpu.intrinsics import VECTOR_BYTES
+from softdtw_cuda._problem import Problem
 
 Array = Any
 
@@ -85,7 +86,7 @@ def _lengths(lengths: Tensor | None, batch: int, full: int) -> Array:
     return lengths.detach().to(torch.int64).contiguous().numpy()
 
 
-class Problem(NamedTuple):
+class Arrays(NamedTuple):
     """One batch as the kernels see it; ``x`` is the cost matrix when ``is_cost``."""
 
     is_cost: bool
@@ -140,26 +141,28 @@ class Problem(NamedTuple):
         )
 
 
-def fused_problem(
-    x: Tensor, y: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
-) -> Problem:
-    """Of x (B or 1, N, D) and y (B or 1, M, D)."""
-    batch, n, m, d = max(x.shape[0], y.shape[0]), x.shape[1], y.shape[1], x.shape[2]
+def arrays_of(problem: Problem) -> Arrays:
+    """The batch of a problem whose tensors are float32 or float64."""
+    x, y = problem.x, problem.y
+    batch, n, m = problem.batch, problem.n, problem.m
     flat_x, x_stride = _flat(x)
-    flat_y, y_stride = _flat(y)
-    lengths = _lengths(x_lengths, batch, n), _lengths(y_lengths, batch, m)
-    tiles = _tiles(n, m, x.dtype, bandwidth)
-    return Problem(
-        False, flat_x, x_stride, flat_y, y_stride, m, d, *lengths, float(gamma), tiles, batch, x.dtype
+    if y is None:
+        flat_y, y_stride, d = flat_x, 0, 0
+    else:
+        flat_y, y_stride = _flat(y)
+        d = x.shape[2]
+    return Arrays(
+        y is None,
+        flat_x,
+        x_stride,
+        flat_y,
+        y_stride,
+        m,
+        d,
+        _lengths(problem.x_lengths, batch, n),
+        _lengths(problem.y_lengths, batch, m),
+        problem.gamma,
+        _tiles(n, m, x.dtype, problem.bandwidth),
+        batch,
+        x.dtype,
     )
-
-
-def cost_problem(
-    cost: Tensor, gamma: float, bandwidth: int, x_lengths: Tensor | None, y_lengths: Tensor | None
-) -> Problem:
-    """Of cost (B, N, M)."""
-    batch, n, m = cost.shape
-    flat, stride = _flat(cost)
-    lengths = _lengths(x_lengths, batch, n), _lengths(y_lengths, batch, m)
-    tiles = _tiles(n, m, cost.dtype, bandwidth)
-    return Problem(True, flat, stride, flat, 0, m, 0, *lengths, float(gamma), tiles, batch, cost.dtype)

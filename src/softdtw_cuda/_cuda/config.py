@@ -43,6 +43,8 @@ MOST_CENTRES = 1024
 ANY_ROWS, WHOLE_QUADS, WHOLE_SLICES = 0, 1, 2
 """The kernels' FIT: how rows of features can be read."""
 
+LONGEST_STRIP = 64
+"""Rows of a strip whose lanes have two rows each."""
 TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
@@ -463,11 +465,22 @@ def _is_short(n: Any) -> bool:
     return bool(n <= 32)
 
 
-def fused_state_bytes(batch: int, n: int, m: int, d: int, dtype: torch.dtype, bandwidth: int) -> int:
-    """Size of the state that `fused_forward` saves."""
-    return layout_of(fused_plan(n, d, dtype, bandwidth), batch, n, m, bandwidth, True).total
+MOST_CELLS_WITH_GRADIENT = 2**21
+MOST_STEPS_WITH_GRADIENT = 2**10
+MOST_NUMBERS_WITH_GRADIENT = 2**20
+"""Of a problem whose forward computes the gradient with the value. Up to here the host takes longer than the
+GPU, and a backward of one product in the place of launches shortens a step."""
 
 
-def cost_state_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
-    """Size of the state that `cost_forward` saves."""
-    return layout_of(cost_plan(n, dtype, bandwidth), batch, n, m, bandwidth, True).total
+def gradient_with_value(batch: int, n: int, m: int, d: int) -> bool:
+    """Whether pairs have few cells, few steps to take one after the other, and few gradients to keep.
+
+    These take the place of checkpoints, and no more memory, except for pairs of one strip, which take one
+    launch for both passes.
+    """
+    return bool(
+        n + m <= MOST_STEPS_WITH_GRADIENT
+        and batch * n * m <= MOST_CELLS_WITH_GRADIENT
+        and batch * (n + m) * d <= MOST_NUMBERS_WITH_GRADIENT
+        and (n <= LONGEST_STRIP or 8 * (n + m) * d <= n * m)
+    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._torch_compat import current_device, current_stream, set_device
 from . import config
 from .compile import binary_of
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
@@ -23,7 +24,6 @@ from .params import Params
 _LOADED_WITH = {REDO: (FORWARD,), AT_ONCE: (FORWARD, BACKWARD)}
 """Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
 loaded."""
-_MOST_LAUNCHES_KEPT = 1024
 _NO_CONTEXT = 201
 """CUDA_ERROR_INVALID_CONTEXT"""
 
@@ -37,83 +37,56 @@ class _Loaded(NamedTuple):
     shared: int
 
 
-class _LaunchConfig(ctypes.Structure):
-    """The driver's `CUlaunchConfig`."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-class _Launch(NamedTuple):
-    """A launch but for its argument; `config` keeps what lies at `config_at` alive."""
-
-    config: _LaunchConfig
-    config_at: int
-    handle: int
-
-
-class Launch(NamedTuple):
-    """A launch, to be made again with the driver's `arguments`; the others keep alive what these point to."""
-
-    made_of: _Launch
-    argument: ctypes.c_void_p
-    arguments: tuple[int, int, int, None]
-
-
-_LaunchKey = tuple[str, str, int, int, int]
-"""A kernel's tag and part, how many blocks, device and stream."""
-
-
 class Queue:
-    """torch's current stream of a device, which is current until `close`."""
+    """torch's current stream of a device, which is the current device inside `with`."""
 
-    __slots__ = ("_gpu", "_here", "index", "stream")
+    __slots__ = ("_before", "_gpu", "_stream", "index")
 
     def __init__(self, gpu: Gpu, index: int) -> None:
         self._gpu, self.index = gpu, index
-        self._here: int = torch._C._cuda_getDevice()
-        if self._here != index:
-            torch._C._cuda_setDevice(index)
-        self.stream: int = torch._C._cuda_getCurrentRawStream(index)
+
+    def __enter__(self) -> Queue:
+        self._before = current_device()
+        if self._before != self.index:
+            set_device(self.index)
+        self._stream = current_stream(self.index)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before != self.index:
+            set_device(self._before)
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
-        self._gpu.fill_with_ones(address, count, self.index, self.stream)
+        self._call(self._gpu.set_words, address, 0xFFFFFFFF, count // 4, self._stream)
 
     def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
-        """Launches a part of a kernel."""
-        self._gpu.launch(self.prepare(kernel, part, params, blocks), self.index)
-
-    def prepare(self, kernel: Kernel, part: str, params: Params, blocks: int) -> Launch:
-        """Makes a launch ready, to be repeated as long as its `params` live; they may change in between."""
-        params.blocks = blocks
-        key = kernel.tag, part, blocks, self.index, self.stream
-        made_of = self._gpu.launches.get(key)
-        if made_of is None:
-            made_of = self._load(kernel, part, blocks, bool(params.save))
-            self._gpu.keep(key, made_of)
-        _, config_at, handle = made_of
-        argument = ctypes.c_void_p(ctypes.addressof(params))
-        return Launch(made_of, argument, (config_at, handle, ctypes.addressof(argument), None))
-
-    def _load(self, kernel: Kernel, part: str, blocks: int, save: bool) -> _Launch:
+        """Launches a part of a kernel; the driver copies `params`."""
         loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
         if loaded is None:
-            loaded = self._gpu.load(kernel, part, self.index, save)
-        grid, block = (blocks, 1, 1), (loaded.threads, 1, 1)
-        config = _LaunchConfig(grid, block, loaded.shared, self.stream, None, 0)
-        return _Launch(config, ctypes.addressof(config), loaded.handle)
+            loaded = self._gpu.load(kernel, part, self.index, bool(params.save))
+        params.blocks = blocks
+        argument = ctypes.c_void_p(ctypes.addressof(params))
+        _, handle, threads, shared = loaded
+        arguments = ctypes.addressof(argument)
+        self._call(
+            *(self._gpu.launch_kernel, handle, blocks, 1, 1, threads, 1, 1, shared, self._stream),
+            *(arguments, None),
+        )
 
-    def close(self) -> None:
-        """Makes the device that was current before current again."""
-        if self._here != self.index:
-            torch._C._cuda_setDevice(self._here)
+    def _call(self, function: Any, *arguments: Any) -> None:
+        status = function(*arguments)
+        if status == _NO_CONTEXT:
+            # The driver, unlike torch, makes no context current by itself: new threads have none, autograd's
+            # among them.
+            from cuda.core import Device
+
+            Device(self.index).set_current()
+            status = function(*arguments)
+        if status:
+            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
 
 
 class Gpu:
@@ -121,7 +94,6 @@ class Gpu:
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[str, str, int], _Loaded] = {}
-        self.launches: dict[_LaunchKey, _Launch] = {}
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
@@ -131,59 +103,15 @@ class Gpu:
         """Memory from torch's caching allocator."""
         return torch.empty(shape, dtype=dtype, device=device)
 
-    # The quickest of torch's ways to get memory like a tensor's, without a function of Python's around them.
-    empty_like = staticmethod(torch.empty_like)
-    new_strided = staticmethod(Tensor.new_empty_strided)
-
-    in_capture = staticmethod(torch.cuda.is_current_stream_capturing)
-
     def zeros(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The same, cleared."""
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def queue(self, device: torch.device) -> Queue:
-        """torch's current stream of `device`, to be closed when the launches are made."""
+        """torch's current stream of `device`."""
         if self.launch_kernel is None:
             self._open_driver()
         return Queue(self, device.index)
-
-    def stream_on(self, index: int) -> int | None:
-        """torch's current stream of a device; None if another device is current."""
-        if torch._C._cuda_getDevice() != index:
-            return None
-        stream: int = torch._C._cuda_getCurrentRawStream(index)
-        return stream
-
-    def launch(self, launch: Launch, index: int) -> None:
-        """Launches on device `index`, which is current."""
-        status = self.launch_kernel(*launch.arguments)
-        if status:
-            self.ask_again(status, index, self.launch_kernel, *launch.arguments)
-
-    def fill_with_ones(self, address: int, count: int, index: int, stream: int) -> None:
-        """Sets `count` bytes (a multiple of 4) to 255."""
-        status = self.set_words(address, 0xFFFFFFFF, count // 4, stream)
-        if status:
-            self.ask_again(status, index, self.set_words, address, 0xFFFFFFFF, count // 4, stream)
-
-    def ask_again(self, status: int, index: int, function: Callable[..., int], *arguments: Any) -> None:
-        """Calls the driver again with a context, if it has refused for want of one.
-
-        The driver, unlike torch, makes none current by itself: new threads have none, autograd's among them.
-        """
-        if status == _NO_CONTEXT:
-            from cuda.core import Device
-
-            Device(index).set_current()
-            status = function(*arguments)
-        if status:
-            raise RuntimeError(f"softdtw_cuda: the CUDA driver refused a launch with error {status}")
-
-    def keep(self, key: _LaunchKey, launch: _Launch) -> None:
-        """For the next call like this one."""
-        if len(self.launches) >= _MOST_LAUNCHES_KEPT:
-            self.launches.clear()
-        self.launches[key] = launch
 
     def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
@@ -246,8 +174,8 @@ class Gpu:
                 f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
             ) from error
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        launch = library.cuLaunchKernelEx
-        launch.argtypes = [ctypes.c_void_p] * 4
+        launch = library.cuLaunchKernel
+        launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
         set_words = library.cuMemsetD32Async
         set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
         self.set_words, self.launch_kernel = set_words, launch

@@ -1,9 +1,11 @@
-"""Tensors in, tensors out: allocates through torch, fills in `Params`, launches on torch's current stream.
+"""The CUDA backend: allocates through torch, fills in `Params`, launches on torch's current stream.
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
-which is usually over at once, and leaves the scratch all ones again for the backward. Small pairs have a way
-of their own, `at_once`.
+which ends immediately where there are none, and leaves the scratch all ones again for the backward.
+
+For small problems the forward computes the gradients, too (`config.gradient_with_value`): the state is then
+the gradients for a `grad` of 1, and the backward multiplies them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._memory import in_memory
-from .._reference import value_dtype
+from .._problem import Problem
+from .._torch_compat import materialized
 from . import config
 from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
 from .driver import Gpu
@@ -35,18 +37,13 @@ _MOST_FEATURES = 2**27
 gpu = Gpu()
 
 
-def _redo_blocks(kernel: Kernel, batch: int, n: int) -> int:
-    return min(batch * kernel.strips(n), _REDO_BLOCKS_PER_PROCESSOR * config.weakest_device().processors)
-
-
 class Call(NamedTuple):
-    """What depends on shapes alone, kept from call to call; `params` is a `Params` without addresses."""
+    """What depends on shapes, types and the band; `params` is a `Params` without addresses and gamma."""
 
     plan: Plan
     layout: Layout
     params: bytes
     blocks: int
-    alone: bool
     bounds: int
     redo_blocks: int
     redo_bounds: int
@@ -54,7 +51,7 @@ class Call(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidth: int, save: bool) -> Call:
+def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: bool) -> Call:
     if n + m > _MOST_STEPS:
         raise ValueError(
             f"softdtw_cuda: series of N = {n} and M = {m} steps are too long for a GPU, expected N + M <= "
@@ -72,6 +69,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
             f"{_MOST_BLOCKS} at most; pass the pairs in several batches."
         )
     layout = config.layout_of(plan, batch, n, m, bandwidth, save)
+    device = config.weakest_device()
 
     def counts(kernel: Kernel) -> tuple[int, int, int]:
         return kernel.strips(n), kernel.checkpoints(m, bandwidth), kernel.bound_columns(m, bandwidth)
@@ -81,9 +79,8 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
-    p.lead = config.lead_of(plan.main, batch, n, config.weakest_device())
-    p.scale = _LOG2_E / gamma
-    p.unscale = gamma * _LN_2
+    p.lead = config.lead_of(plan.main, batch, n, device)
+    p.weight = 1.0
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
@@ -93,101 +90,25 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, gamma: float, bandwidt
         layout=layout,
         params=bytes(p),
         blocks=blocks,
-        alone=blocks == batch and AT_ONCE in plan.main.parts,
         bounds=plan.main.states_bytes(n, m, bandwidth),
-        redo_blocks=_redo_blocks(redo, batch, n),
+        redo_blocks=min(batch * redo.strips(n), _REDO_BLOCKS_PER_PROCESSOR * device.processors),
         redo_bounds=redo.states_bytes(n, m, bandwidth),
         redo_counts=counts(redo),
     )
 
 
-@functools.lru_cache(maxsize=256)
-def fused_call(
-    batch: int,
-    n: int,
-    m: int,
-    d: int,
-    dtype: torch.dtype,
-    gamma: float,
-    bandwidth: int,
-    aligned: bool,
-    save: bool,
-) -> Call:
-    plan = config.fused_plan(n, d, dtype, bandwidth, aligned)
-    return _call(plan, batch, n, m, d, gamma, bandwidth, save)
+class _Inputs(NamedTuple):
+    """Tensors whose last two dimensions are dense, and the call for them."""
+
+    x: Tensor
+    y: Tensor | None
+    call: Call
+    params: Params
 
 
-Inputs = tuple[int, int, int, int, int, int]
-"""Addresses of x, y, x_lengths and y_lengths, then elements from one sample of x, and of y, to the next.
-
-y is 0 for a cost matrix."""
-
-
-def point(
-    p: Params,
-    call: Call,
-    inputs: Inputs,
-    base: int,
-    value: int,
-    total: int = 0,
-    grad: int = 0,
-    grad_x: int = 0,
-    grad_y: int = 0,
-    redo: bool = False,
-) -> None:
-    """Points `p` at tensors and at the buffer at `base`, whose front is scratch.
-
-    With `redo` for the launch after the main kernel, which is to leave the scratch as it is.
-    """
-    layout = call.layout
-    x, y, x_lengths, y_lengths, x_stride, y_stride = inputs
-    states = base + layout.pairs
-    tickets, other_tickets = (base + 4, base) if redo else (base, base + 4)
-    set_addresses(
-        p,
-        0,
-        x,
-        y,
-        x_lengths,
-        y_lengths,
-        grad,
-        value,
-        total,
-        grad_x,
-        grad_y,
-        grad_x,  # sum_x
-        grad_y,  # sum_y
-        states,
-        states + (call.redo_bounds if redo else call.bounds),
-        0,  # scratch
-        base + layout.rows,
-        base + layout.more_rows,
-        tickets,
-        other_tickets,
-        base + layout.health,
-        base + layout.tokens,
-        base + layout.turns,
-        x_stride,
-        y_stride,
-    )
-
-
-def set_redo_counts(p: Params, call: Call) -> None:
-    p.strips, p.checkpoints, p.bound_columns = call.redo_counts
-    p.redo = 1
-
-
-def _turn_to_redo(p: Params, call: Call, restore: bool) -> None:
-    """Makes the main kernel's `p` that of the launch after it, which is to `restore` the scratch or not."""
-    set_redo_counts(p, call)
-    p.bounds += call.redo_bounds - call.bounds
-    p.scratch = p.tickets if restore else 0
-    p.tickets, p.other_tickets = p.other_tickets, p.tickets
-
-
-def rows_contiguous(tensor: Tensor) -> Tensor:
+def _dense_rows(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
-    tensor = in_memory(tensor)
+    tensor = materialized(tensor)
     if tensor.is_contiguous():
         return tensor
     _, rows, columns = tensor.shape
@@ -197,187 +118,236 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def inputs_of(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Inputs:
-    return (
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _stride(tensor: Tensor | None) -> int:
+    """Elements from one sample to the next."""
+    return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
+
+
+def _are_aligned(x: Tensor, y: Tensor) -> bool:
+    """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
+    return not (x.data_ptr() | y.data_ptr() | (_stride(x) | _stride(y)) * x.element_size()) % 16
+
+
+def _inputs(problem: Problem, save: bool) -> _Inputs:
+    x, y = _dense_rows(problem.x), problem.y
+    batch, n, m = problem.batch, problem.n, problem.m
+    if y is None:
+        d = 1
+        plan = config.cost_plan(n, x.dtype, problem.bandwidth)
+    else:
+        y, d = _dense_rows(y), x.shape[2]
+        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y))
+    call = _call(plan, batch, n, m, d, problem.bandwidth, save)
+    params = Params.from_buffer_copy(call.params)
+    params.scale = _LOG2_E / problem.gamma
+    params.unscale = problem.gamma * _LN_2
+    return _Inputs(x, y, call, params)
+
+
+def _bind_addresses(
+    problem: Problem,
+    inputs: _Inputs,
+    base: int,
+    value: Tensor,
+    grad: Tensor | None = None,
+    grad_x: int = 0,
+    grad_y: int = 0,
+) -> None:
+    """Sets the addresses of tensors, and of the buffer at `base`, whose front is scratch."""
+    x, y, call, params = inputs
+    layout = call.layout
+    states = base + layout.pairs
+    set_addresses(
+        params,
+        0,
         x.data_ptr(),
-        y.data_ptr(),
-        0 if x_lengths is None else x_lengths.data_ptr(),
-        0 if y_lengths is None else y_lengths.data_ptr(),
-        0 if x.shape[0] == 1 else x.stride()[0],
-        0 if y.shape[0] == 1 else y.stride()[0],
+        _address(y),
+        _address(problem.x_lengths),
+        _address(problem.y_lengths),
+        _address(grad),
+        value.data_ptr(),
+        0,  # total
+        grad_x,
+        grad_y,
+        grad_x,  # sum_x
+        grad_y,  # sum_y
+        states,
+        states + call.bounds,
+        0,  # scratch
+        base + layout.rows,
+        base + layout.more_rows,
+        base,  # tickets
+        base + 4,  # other_tickets
+        base + layout.health,
+        base + layout.tokens,
+        base + layout.turns,
+        _stride(x),
+        _stride(y),
     )
 
 
-def _cost_inputs(cost: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Inputs:
-    address, _, rows, columns, stride, _ = inputs_of(cost, cost, x_lengths, y_lengths)
-    return address, 0, rows, columns, stride, 0
+def _turn_to_redo(params: Params, call: Call, restore: bool) -> None:
+    """Makes the params those of the launch after the main one, which is to `restore` the scratch or not."""
+    params.strips, params.checkpoints, params.bound_columns = call.redo_counts
+    params.redo = 1
+    params.bounds += call.redo_bounds - call.bounds
+    params.scratch = params.tickets if restore else 0
+    params.tickets, params.other_tickets = params.other_tickets, params.tickets
 
 
-def are_aligned(inputs: Inputs, element_size: int) -> bool:
-    """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
-    x, y, _, _, x_stride, y_stride = inputs
-    return not (x | y | (x_stride | y_stride) * element_size) % 16
+def _has_gradient_with_value(problem: Problem) -> bool:
+    """Whether the forward computes gradients, too; it depends on nothing but sizes and type.
+
+    So all terms of a divergence are computed in the same way, and cancel exactly where they should.
+    """
+    x, y = problem.x, problem.y
+    if y is None or x.dtype != torch.float32:
+        return False
+    return config.gradient_with_value(problem.batch, x.shape[1], y.shape[1], x.shape[2])
 
 
-def _forward(
-    call: Call, inputs: Inputs, batch: int, save: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    plan = call.plan
-    value = gpu.empty(batch, dtype, device)
+def _kept_sizes(problem: Problem) -> tuple[int, int]:
+    """Bytes of the gradients of x and of y in the state; those of y begin at a multiple of 16 bytes."""
+    batch, d = problem.batch, problem.x.shape[2]
+    return (batch * problem.n * d + 3) // 4 * 16, batch * problem.m * d * 4
+
+
+def state_bytes(problem: Problem) -> int:
+    """Size of the state that `forward` saves."""
+    x, y = problem.x, problem.y
+    if y is None:
+        plan = config.cost_plan(problem.n, x.dtype, problem.bandwidth)
+    elif _has_gradient_with_value(problem):
+        return sum(_kept_sizes(problem))
+    else:
+        # Alignment changes how rows are read, not what is saved.
+        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth)
+    return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values (B,), and the state that the backward needs."""
+    save = problem.needs_gradient
+    if save and _has_gradient_with_value(problem):
+        return _forward_backward(problem)
+    inputs = _inputs(problem, save)
+    _, _, call, params = inputs
+    device, plan = problem.x.device, call.plan
+    value = gpu.empty(problem.batch, problem.value_dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
-    p = Params.from_buffer_copy(call.params)
-    point(p, call, inputs, base, value.data_ptr())
-    p.save = save
-    queue = gpu.queue(device)
-    try:
+    _bind_addresses(problem, inputs, base, value)
+    params.save = save
+    with gpu.queue(device) as queue:
         queue.fill_with_ones(base, call.layout.filled)
-        queue.run(plan.main, FORWARD, p, call.blocks)
+        queue.run(plan.main, FORWARD, params, call.blocks)
         if plan.redo is not None:
-            _turn_to_redo(p, call, restore=save)
-            p.save = 0
-            queue.run(plan.redo, FORWARD, p, call.redo_blocks)
+            _turn_to_redo(params, call, restore=save)
+            params.save = 0
+            queue.run(plan.redo, FORWARD, params, call.redo_blocks)
         elif save:
             queue.fill_with_ones(base, call.layout.scratch)
-    finally:
-        queue.close()
-    return value, buffer if save else buffer.new_empty(0)
+    return value, buffer if save else gpu.empty(0, torch.uint8, device)
 
 
-def _backward(
-    call: Call,
-    inputs: Inputs,
-    grad: Tensor,
-    value: Tensor,
-    state: Tensor,
-    grad_x: Tensor | None,
-    grad_y: Tensor | None,
-) -> None:
-    plan, device = call.plan, value.device
-    grad = in_memory(grad)
+def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values, and as the state the gradients for a `grad` of 1: those of x, then those of y."""
+    inputs = _inputs(problem, True)
+    _, _, call, params = inputs
+    device, plan, layout = problem.x.device, call.plan, call.layout
+    value = gpu.empty(problem.batch, torch.float32, device)
+    buffer = gpu.empty(layout.total, torch.uint8, device)
+    has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
+    x_bytes, y_bytes = _kept_sizes(problem)
+    new = gpu.zeros if has_lengths else gpu.empty  # no kernel visits the padding
+    state = new(x_bytes + y_bytes, torch.uint8, device)
+    base = buffer.data_ptr()
+    grad_x = state.data_ptr() if problem.need_x else 0
+    grad_y = state.data_ptr() + x_bytes if problem.need_y else 0
+    _bind_addresses(problem, inputs, base, value, None, grad_x, grad_y)
+    params.save = 1
+    with gpu.queue(device) as queue:
+        queue.fill_with_ones(base, layout.filled)
+        if call.blocks == problem.batch and AT_ONCE in plan.main.parts:
+            queue.run(plan.main, AT_ONCE, params, call.blocks)
+        else:  # pairs of several strips
+            queue.run(plan.main, FORWARD, params, call.blocks)
+            queue.fill_with_ones(base, layout.scratch)
+            queue.run(plan.main, BACKWARD, params, call.blocks)
+        if plan.redo is not None:
+            _turn_to_redo(params, call, restore=False)
+            queue.run(plan.redo, REDO, params, call.redo_blocks)
+    return value, state
+
+
+def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients, one per pair."""
+    grad = materialized(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
-    p = Params.from_buffer_copy(call.params)
-    point(
-        p,
-        call,
-        inputs,
-        state.data_ptr(),
-        value.data_ptr(),
-        grad=grad.data_ptr(),
-        grad_x=0 if grad_x is None else grad_x.data_ptr(),
-        grad_y=0 if grad_y is None else grad_y.data_ptr(),
-    )
-    p.grad_stride = grad.stride(0)
+    if _has_gradient_with_value(problem):
+        return _scaled_gradients(problem, grad, state)
+    inputs = _inputs(problem, True)
+    x, y, call, params = inputs
+    device, plan = x.device, call.plan
+    # Cells that no kernel visits, outside the band or in the padding, have no gradient.
+    is_dense = y is not None and problem.x_lengths is None and problem.y_lengths is None
+    new = gpu.empty if is_dense else gpu.zeros
+    grad_x = grad_y = none = problem.no_gradient()
     sums = []
-    if grad_x is not None:
-        p.grad_x_wide = grad_x.dtype == torch.float32
-        if grad_x.element_size() == 2 and p.y:
-            sums.append(gpu.empty(grad_x.shape, torch.float32, device))
-            p.sum_x = sums[-1].data_ptr()
-    if grad_y is not None:
-        p.grad_y_wide = grad_y.dtype == torch.float32
-        if grad_y.element_size() == 2:
-            sums.append(gpu.empty(grad_y.shape, torch.float32, device))
-            p.sum_y = sums[-1].data_ptr()
-    queue = gpu.queue(device)
-    try:
-        queue.run(plan.main, BACKWARD, p, call.blocks)
-        if plan.redo is not None:
-            _turn_to_redo(p, call, restore=True)
-            p.save = 1
-            queue.run(plan.redo, REDO, p, call.redo_blocks)
-        else:
-            queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
-    except BaseException:  # also an interrupt; autograd keeps the state then, and another backward may come
-        with contextlib.suppress(RuntimeError):
-            queue.fill_with_ones(state.data_ptr(), call.layout.scratch)
-        raise
-    finally:
-        queue.close()
 
+    def sum_of(gradient: Tensor) -> int:
+        """Where a gradient is summed: in float32."""
+        if gradient.element_size() != 2 or y is None:
+            return gradient.data_ptr()
+        sums.append(gpu.empty(gradient.shape, torch.float32, device))
+        return sums[-1].data_ptr()
 
-def fused_forward(
-    x: Tensor,
-    y: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Values (B,) of x (B or 1, N, D) against y (B or 1, M, D), and the state that the backward needs."""
-    x, y = rows_contiguous(x), rows_contiguous(y)
-    (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
-    batch = y_batch if x_batch == 1 else x_batch
-    inputs = inputs_of(x, y, x_lengths, y_lengths)
-    aligned = are_aligned(inputs, x.element_size())
-    call = fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, save)
-    return _forward(call, inputs, batch, save, value_dtype(x.dtype), x.device)
-
-
-def fused_backward(
-    grad: Tensor,
-    x: Tensor,
-    y: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    need_x: bool,
-    need_y: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Per-sample gradients (B, N, D) and (B, M, D); None where not needed, not 16-bit where broadcast."""
-    x, y = rows_contiguous(x), rows_contiguous(y)
-    (x_batch, n, d), (y_batch, m, _) = x.shape, y.shape
-    batch = y_batch if x_batch == 1 else x_batch
-    inputs = inputs_of(x, y, x_lengths, y_lengths)
-    aligned = are_aligned(inputs, x.element_size())
-    call = fused_call(batch, n, m, d, x.dtype, gamma, bandwidth, aligned, True)
-    new = gpu.empty if x_lengths is None and y_lengths is None else gpu.zeros
-    grad_x = grad_y = None
-    if need_x:
-        grad_x = new((batch, n, d), x.dtype if x_batch == batch else value.dtype, x.device)
-    if need_y:
-        grad_y = new((batch, m, d), y.dtype if y_batch == batch else value.dtype, x.device)
-    _backward(call, inputs, grad, value, state, grad_x, grad_y)
+    if problem.need_x:
+        grad_x = new((problem.batch, *x.shape[1:]), problem.gradient_dtype(x), device)
+    if problem.need_y and y is not None:
+        grad_y = new((problem.batch, *y.shape[1:]), problem.gradient_dtype(y), device)
+    base = state.data_ptr()
+    _bind_addresses(problem, inputs, base, value, grad, grad_x.data_ptr(), grad_y.data_ptr())
+    params.grad_stride = grad.stride(0)
+    if grad_x is not none:
+        params.grad_x_wide, params.sum_x = grad_x.dtype == torch.float32, sum_of(grad_x)
+    if grad_y is not none:
+        params.grad_y_wide, params.sum_y = grad_y.dtype == torch.float32, sum_of(grad_y)
+    with gpu.queue(device) as queue:
+        try:
+            queue.run(plan.main, BACKWARD, params, call.blocks)
+            if plan.redo is not None:
+                _turn_to_redo(params, call, restore=True)
+                params.save = 1
+                queue.run(plan.redo, REDO, params, call.redo_blocks)
+            else:
+                queue.fill_with_ones(base, call.layout.scratch)
+        except BaseException:  # also an interrupt; autograd keeps the state then, and may come back with it
+            with contextlib.suppress(RuntimeError):
+                queue.fill_with_ones(base, call.layout.scratch)
+            raise
     return grad_x, grad_y
 
 
-def cost_forward(
-    cost: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    """Values (B,) of cost matrices (B, N, M), and the state that the backward needs."""
-    cost = rows_contiguous(cost)
-    batch, n, m = cost.shape
-    call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, save)
-    inputs = _cost_inputs(cost, x_lengths, y_lengths)
-    return _forward(call, inputs, batch, save, value_dtype(cost.dtype), cost.device)
+def _scaled_gradients(problem: Problem, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients that `_forward_backward` kept, times `grad`."""
+    batch, d = problem.batch, problem.x.shape[2]
+    x_bytes, _ = _kept_sizes(problem)
+    factor, kept = grad.view(-1, 1, 1), state.view(torch.float32)
+    has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
 
+    def scaled(first: int, steps: int) -> Tensor:
+        gradient = kept[first : first + batch * steps * d].view(batch, steps, d)
+        product = gradient * factor
+        # A factor that is not finite must not reach the padding.
+        return torch.where(gradient == 0, gradient, product) if has_lengths else product
 
-def cost_backward(
-    grad: Tensor,
-    cost: Tensor,
-    value: Tensor,
-    state: Tensor,
-    gamma: float,
-    bandwidth: int,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-) -> Tensor:
-    """(B, N, M): grad_b times the soft alignment E of eq. (8)."""
-    cost = rows_contiguous(cost)
-    batch, n, m = cost.shape
-    call = _call(config.cost_plan(n, cost.dtype, bandwidth), batch, n, m, 1, gamma, bandwidth, True)
-    inputs = _cost_inputs(cost, x_lengths, y_lengths)
-    # Cells that no kernel visits, outside the band or in the padding, are zeros.
-    gradient = gpu.zeros((batch, n, m), cost.dtype, cost.device)
-    _backward(call, inputs, grad, value, state, gradient, None)
-    return gradient
+    return (
+        scaled(0, problem.n) if problem.need_x else problem.no_gradient(),
+        scaled(x_bytes // 4, problem.m) if problem.need_y else problem.no_gradient(),
+    )

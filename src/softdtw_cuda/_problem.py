@@ -1,0 +1,76 @@
+"""Problem: what is to be computed. `_validation` makes it; everything after it reads it, unchecked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._distances import SQUARED_EUCLIDEAN, Metric
+
+NO_BAND = -1
+
+
+class Problem(NamedTuple):
+    """B pairs of series, or B cost matrices, with the options of Soft-DTW.
+
+    The first eight fields are what backends read, in the order of the operators' arguments.
+
+    Attributes:
+        x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs.
+        y: (B or 1, M, D) series.
+        x_lengths, y_lengths: (B,) int32 on the device of x; None where no series is padded.
+        gamma: temperature, greater than 0 and finite.
+        bandwidth: Sakoe-Chiba radius, or `NO_BAND`.
+        need_x, need_y: the gradients that may be asked for. Without any, no state is saved.
+        metric: what the costs of x and y are.
+        fused: costs are made inside the kernel, which knows squared Euclidean distances.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    x_lengths: Tensor | None
+    y_lengths: Tensor | None
+    gamma: float
+    bandwidth: int
+    need_x: bool = False
+    need_y: bool = False
+    metric: Metric = SQUARED_EUCLIDEAN
+    fused: bool = True
+
+    @property
+    def batch(self) -> int:
+        """Number of pairs."""
+        if self.y is None or self.x.shape[0] != 1:
+            return self.x.shape[0]
+        return self.y.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def m(self) -> int:
+        return self.x.shape[2] if self.y is None else self.y.shape[1]
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        return value_dtype(self.x.dtype)
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.need_x or self.need_y
+
+    def no_gradient(self) -> Tensor:
+        """What stands for a gradient that is not needed."""
+        return self.x.new_empty(0, dtype=self.value_dtype)
+
+    def gradient_dtype(self, side: Tensor) -> torch.dtype:
+        """Of the gradients, one per pair, of `side`; those of a broadcast side are to be summed."""
+        return side.dtype if side.shape[0] == self.batch else self.value_dtype
+
+
+def value_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of the values for series or costs of this type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,91 @@
+"""Every private name of torch that this package uses: why, and what happens where it is missing.
+
+Names come and go between versions of torch. Each is looked up once, here, and has a public substitute that is
+correct, though slower; tests/test_torch_compat.py takes every name away and runs the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _private(path: str, substitute: Callable[..., Any]) -> Callable[..., Any]:
+    """The function at `path` below torch, or its substitute."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return substitute if found is None else found
+
+
+in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
+"""Whether torch.func.grad, vmap and the like are active. There is no public way to ask. Without it every
+tensor goes through the dispatcher, which finds out."""
+
+_dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+"""How many dispatch modes (fake tensors, tracing, counters) want to see operators. Without it they always
+see them."""
+
+_is_zero_tensor: Callable[[Tensor], bool] = _private("Tensor._is_zerotensor", lambda tensor: True)
+"""Whether a tensor is a ZeroTensor, torch's lazy zeros, which have no memory to read. Without it every tensor
+is copied first, which materializes them."""
+
+current_device: Callable[[], int] = _private("_C._cuda_getDevice", lambda: torch.cuda.current_device())
+set_device: Callable[[int], None] = _private("_C._cuda_setDevice", lambda index: torch.cuda.set_device(index))
+current_stream: Callable[[int], int] = _private(
+    "_C._cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+"""The current device, and the handle of its current stream, without the several microseconds that the public
+functions take to make objects of them."""
+
+_is_wrapped: Callable[[Tensor], bool] = _private(
+    "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: in_transform()
+)
+"""Whether a transform has wrapped a tensor, so that a mapped dimension may be hidden. Without it every tensor
+inside a transform is taken for one."""
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether a kernel may read these tensors' memory: no tracing, fake tensors, transforms, subclasses."""
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.device.type == "meta"):
+            return False
+    return not (torch.compiler.is_compiling() or _dispatch_modes() or in_transform())
+
+
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether the host has the numbers: not on a GPU, nor while torch traces or maps."""
+    return (
+        tensor.device.type == "cpu"
+        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+        and not torch.compiler.is_compiling()
+        and not _is_wrapped(tensor)
+    )
+
+
+def materialized(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy where its memory does not hold its numbers.
+
+    torch leaves out work that it can do later: lazy negation keeps a sign for the next reader, and a
+    ZeroTensor has no memory at all.
+    """
+    return tensor.clone() if tensor.is_neg() or _is_zero_tensor(tensor) else tensor
+
+
+def operator_library(name: str) -> torch.library.Library | None:
+    """A new library of operators; None if this process has it already.
+
+    A package that is removed from sys.modules and imported again finds the operators of the first import,
+    which a process can define only once. They live as long as their namespace.
+    """
+    namespace = getattr(torch.ops, name)
+    if "library" in vars(namespace):
+        return None
+    namespace.library = torch.library.Library(name, "DEF")
+    library: torch.library.Library = namespace.library
+    return library
