@@ -52,6 +52,14 @@ ROW_WORD = 16
 PACKED_LANE_BYTES = 22
 """What a checkpoint of two rows of a lane takes when it is packed."""
 
+PAIR_WINDOW = 128
+"""Columns of y that a warp which walks a whole pair has in shared memory."""
+
+PAIRS_PER_PROCESSOR = 3
+"""From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
+L = 64 to 1024, D = 2 to 16, forward + backward: 264 pairs 0.73 to 1.22, 528 pairs 0.46 to 0.87, 2048 and more
+0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75."""
+
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
 WIDE_SUBWALK = 16
@@ -102,6 +110,8 @@ class Kernel:
         for both passes over small pairs, which are float32, of one strip."""
         if self.wide:
             return FORWARD, BACKWARD, REDO
+        if self.source == "pair":
+            return FORWARD, BACKWARD
         has_at_once = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
         return (FORWARD, BACKWARD, AT_ONCE) if has_at_once else (FORWARD, BACKWARD)
 
@@ -111,7 +121,7 @@ class Kernel:
 
     def threads(self, part: str) -> int:
         """Of a block of one of `parts`."""
-        if self.source == "inline":
+        if self.source != "tiled":
             return 32
         return 160 if part == FORWARD else 512
 
@@ -148,6 +158,8 @@ class Kernel:
         }
         if self.source == "inline":
             macros["SUBWALK"] = self.subwalk
+        elif self.source == "pair":
+            macros["DIMS"] = self.dims
         else:
             macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
             macros["FORWARD_BLOCKS"] = self.forward_blocks
@@ -208,6 +220,8 @@ def _cost_making_shared(k: Kernel) -> int:
 
 def _forward_shared(k: Kernel) -> int:
     state = 2 * (8 if k.wide else 4)
+    if k.source == "pair":
+        return _padded(PAIR_WINDOW * k.dims * 4 + 64 * state, 64)
     if k.source == "inline":
         return _padded(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
@@ -217,6 +231,9 @@ def _forward_shared(k: Kernel) -> int:
 
 def _backward_shared(k: Kernel) -> int:
     real = 8 if k.wide else 4
+    if k.source == "pair":
+        shares = 32 * 32 * k.lane_rows * 2 * real
+        return _padded(shares + (PAIR_WINDOW + 32) * k.dims * 4 + 32 * 8 + 64 * real, 64)
     if k.source == "inline":
         flow = 2 * real
         shares = (3 if k.banded or k.wide else 2) * k.subwalk
@@ -291,7 +308,14 @@ def wide_companion(kernel: Kernel) -> Kernel:
 
 @functools.lru_cache(maxsize=256)
 def choose(
-    mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, aligned: bool, device: Device
+    mode_is_cost: bool,
+    d: int,
+    dtype: torch.dtype,
+    banded: bool,
+    short: bool,
+    aligned: bool,
+    device: Device,
+    many: bool = False,
 ) -> Plan:
     """The plan for feature count d.
 
@@ -303,6 +327,7 @@ def choose(
         short: no series of x is longer than 32, so half a strip would be idle.
         aligned: rows of x and y begin at multiples of 16 bytes, provided that d fills its slices.
         device: what the kernels will run on.
+        many: there are enough pairs to give each a warp of its own.
     """
     code = INPUT_CODES[dtype]
     wide = _wide_kernel(COST if mode_is_cost else DIRECT, code)
@@ -311,6 +336,20 @@ def choose(
     # Two rows per lane share a shuffle and a poll; they need the shared memory of a data-centre card.
     roomy = device.shared_bytes >= 227 * 1024
     rows = 2 if roomy and not short else 1
+    if many and not mode_is_cost and not banded and 1 < d <= DIRECT_UP_TO:
+        kernel = Kernel(
+            "pair",
+            DIRECT,
+            code,
+            False,
+            False,
+            1 if short else 2,
+            checkpoint=32,
+            handoff=32,
+            packed=not short,
+            dims=next(dims for dims in (2, 4, 8, 16) if d <= dims),
+        )
+        return Plan(kernel, wide)
     if not mode_is_cost and d == 1:
         kernel = Kernel(
             "inline",
@@ -448,12 +487,16 @@ def lead_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
     return 1 if strips > 2 and batch * strips >= 4 * device.processors else AT_THE_END
 
 
-def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
-    """The plan for series of up to n rows and d features; bandwidth -1 means no band.
+def fused_plan(
+    n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True, *, batch: int = 1
+) -> Plan:
+    """The plan for `batch` pairs of series of up to n rows and d features; bandwidth -1 means no band.
 
     Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes keeps its d.
     """
-    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, weakest_device())
+    device = weakest_device()
+    many = bool(batch >= PAIRS_PER_PROCESSOR * device.processors)
+    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, device, many)
 
 
 def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:

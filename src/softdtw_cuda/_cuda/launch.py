@@ -62,7 +62,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
             f"softdtw_cuda: D = {d} features are too many for a GPU, expected at most {_MOST_FEATURES}; pass "
             "the distances as a cost matrix to softdtw_from_cost."
         )
-    blocks = batch * plan.main.strips(n)
+    blocks = batch if plan.main.source == "pair" else batch * plan.main.strips(n)
     if blocks > _MOST_BLOCKS:
         raise ValueError(
             f"softdtw_cuda: {batch} pairs of {n} steps take {blocks} blocks, and a CUDA launch has "
@@ -140,7 +140,7 @@ def _inputs(problem: Problem, save: bool) -> _Inputs:
         plan = config.cost_plan(n, x.dtype, problem.bandwidth)
     else:
         y, d = _dense_rows(y), x.shape[2]
-        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y))
+        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y), batch=batch)
     call = _call(plan, batch, n, m, d, problem.bandwidth, save)
     params = Params.from_buffer_copy(call.params)
     params.scale = _LOG2_E / problem.gamma
@@ -225,7 +225,7 @@ def state_bytes(problem: Problem) -> int:
         return sum(_kept_sizes(problem))
     else:
         # Alignment changes how rows are read, not what is saved.
-        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth)
+        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth, batch=problem.batch)
     return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
 
 
