@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib.util
 import io
 import os
@@ -11,15 +12,17 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from benchmarks import records
-from softdtw_cuda import _reference
+from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
+from softdtw_cuda._problem import Problem
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -220,6 +223,111 @@ def test_log_space_table() -> None:
     assert measured["this_library"] < 1e-6
     assert 0.1 < measured["differences"] / float(rows[0]["differences"]) < 10
     assert f"{float(rows[0]['differences']):.1e}" in figures.log_space()
+
+
+# ---- the architecture
+
+
+PACKAGE = ROOT / "src" / "softdtw_cuda"
+LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
+"""The way of a loss on the CPU, down to its backend."""
+ANSWERS = {"_torch_compat.py", "_distances.py"}
+"""Files that are asked on the way and answer without passing the problem on; the page names them."""
+
+
+class Visits(NamedTuple):
+    """The package's files that a call enters: in the order of first entry, and one above the other."""
+
+    order: list[str]
+    stacks: set[tuple[str, ...]]
+    """From the public function to the backend, each file once."""
+
+
+def visits(call: Callable[[], object]) -> Visits:
+    call()  # compiles, and fills caches
+    order: list[str] = []
+    stacks: set[tuple[str, ...]] = set()
+
+    def file_of(frame: FrameType) -> str | None:
+        if frame.f_code is Problem.__new__.__code__:  # generated, in no file
+            return "_problem.py"
+        if frame.f_code.co_name == "explained":  # the decorator that rewords Python's own TypeError
+            return None
+        path = Path(frame.f_code.co_filename)
+        return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else None
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (name := file_of(frame)) is None:
+            return
+        if name not in order:
+            order.append(name)
+        if name.startswith("_cpu/"):
+            files = [name]
+            above: FrameType | None = sys._getframe(1)  # Numba's frames have no caller
+            while above is not None:
+                files += filter(None, [file_of(above)])
+                above = above.f_back
+            stacks.add(tuple(dict.fromkeys(reversed(files))))
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Visits(order, stacks)
+
+
+@functools.cache
+def drawn_files() -> frozenset[str]:
+    """The names of files and folders in the drawing."""
+    drawing = (DOCS / "assets" / "architecture.svg").read_text(encoding="utf-8")
+    return frozenset(re.findall(r'<text class="file"[^>]*>([^<]+)</text>', drawing))
+
+
+def test_the_drawing_names_files_that_exist() -> None:
+    assert drawn_files() >= {*LOSS, "pairs.py", "barycenters.py", "_cuda/launch.py", "_ops.py"}
+    for name in drawn_files():
+        path = PACKAGE / name
+        assert path.is_dir() if name.endswith("/") else path.is_file(), name
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`((?:_cpu/|_cuda/)?\w+\.py|_cpu/|_cuda/kernels/)`", text))
+    assert names >= drawn_files()
+    for name in names:
+        assert (PACKAGE / name).exists(), name
+
+
+def series() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 20, 2, requires_grad=True), torch.randn(3, 15, 2)
+
+
+def test_the_way_of_a_loss_is_that_of_the_drawing() -> None:
+    x, y = series()
+    seen = visits(lambda: softdtw(x, y).sum())
+    host = [name for name in seen.order if not name.startswith("_cpu/") or name == "_cpu/launch.py"]
+    assert [name for name in host if name not in ANSWERS] == LOSS
+    for stack in seen.stacks:
+        assert stack[:4] == ("functional.py", "_autograd.py", "_backends.py", "_cpu/launch.py")
+        # Those above the kernel, and the two that made the problem.
+        assert len({*stack, "_validation.py", "_problem.py"}) <= 8
+
+
+def test_the_ways_of_all_pairs_and_of_a_barycenter_are_those_of_the_drawing() -> None:
+    x, y = series()
+    down = ("_autograd.py", "_backends.py", "_cpu/launch.py")
+    for call, start in (
+        (lambda: softdtw_cdist(x, y).sum(), ("pairs.py",)),
+        (lambda: softdtw_barycenter(y, max_iter=1), ("barycenters.py", "functional.py")),
+    ):
+        seen = visits(call)
+        ways = {stack[: stack.index("_cpu/launch.py") + 1] for stack in seen.stacks}
+        # torch's autograd calls the backward, past the public functions.
+        assert ways - {(start[0], *down)} == {(*start, *down)} - {(start[0], *down)}
+        assert (*start, *down) in ways
+        host = {name for name in seen.order if not name.startswith("_cpu/")}
+        assert host <= drawn_files() | ANSWERS
 
 
 # ---- the site
