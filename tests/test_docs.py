@@ -97,6 +97,8 @@ def check_output(name: str, output: str) -> None:
         assert visited == sorted(visited)
         assert len(visited) == 3
         assert "bandwidth" in output  # the error of a band that is too narrow
+        large = re.findall(r"cost 0.01 at gamma .*: (\S+) in float32, (\S+) in float64", output)
+        assert large == [(narrow, "0.0100000") for narrow in ("0.0100000", "0.0100136", "0.0000000")]
         found = re.search(r"sdtw\(x, x\) = (\S+), gradient (\S+)", output)
         assert found
         value, gradient = found.groups()
