@@ -545,6 +545,12 @@ def test_reference_has_every_public_name(site: Path) -> None:
         assert f'id="softdtw_cuda.plot.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
+    for found in re.finditer(r"Returns:</span>.*?–", text, re.DOTALL):  # a colon in the text would be parsed
+        assert re.search(r"Tensor|Axes|float", re.sub(r"<[^>]+>", "", found[0])), found[0]
+    assert "<blockquote" not in text  # a section that the parser does not have, such as "Example:"
+    assert "&gt;&gt;&gt;" in text
+    for alias in ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason"):
+        assert f"<td><code>{alias}</code></td>" in text
     anchors = set(re.findall(r'\bid="([^"]+)"', text))
     for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
         assert target in anchors

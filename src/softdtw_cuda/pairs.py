@@ -41,7 +41,7 @@ def softdtw_cdist(
     Raises:
         TypeError, ValueError: as :func:`softdtw`.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(5, 50, 3), torch.randn(7, 60, 3)
         >>> softdtw_cdist(x, y, gamma=0.1).shape
         torch.Size([5, 7])
