@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import softdtw_cuda
 from benchmarks import records
 from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
 from softdtw_cuda._problem import Problem
@@ -108,6 +109,10 @@ def check_output(name: str, output: str) -> None:
         sizes = [float(size) for size in re.findall(r": ([\d.]+) bytes a cell", output)]
         assert len(sizes) == 2
         assert max(sizes) < 0.5
+    elif name == "which_loss.md":
+        moved = [float(number) for number in re.findall(r"moves by (\S+)", output)]
+        assert moved[0] > 0.01
+        assert moved[1] == 0.0
     elif name == "migrating.md":
         assert "tensor(-0.89" in output
     elif name == "troubleshooting.md":
@@ -535,7 +540,6 @@ def test_equations_cited_by_the_code_exist() -> None:
 
 
 def test_reference_has_every_public_name(site: Path) -> None:
-    import softdtw_cuda
     from softdtw_cuda import plot
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
@@ -545,7 +549,7 @@ def test_reference_has_every_public_name(site: Path) -> None:
         assert f'id="softdtw_cuda.plot.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
-    for found in re.finditer(r"Returns:</span>.*?–", text, re.DOTALL):  # a colon in the text would be parsed
+    for found in re.finditer(r"Returns:</span>.*?\u2013", text, re.DOTALL):  # a colon would be parsed
         assert re.search(r"Tensor|Axes|float", re.sub(r"<[^>]+>", "", found[0])), found[0]
     assert "<blockquote" not in text  # a section that the parser does not have, such as "Example:"
     assert "&gt;&gt;&gt;" in text
@@ -554,6 +558,11 @@ def test_reference_has_every_public_name(site: Path) -> None:
     anchors = set(re.findall(r'\bid="([^"]+)"', text))
     for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
         assert target in anchors
+
+
+def test_the_citation_has_the_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {softdtw_cuda.__version__}\n" in text
 
 
 def test_drawings_are_well_formed() -> None:

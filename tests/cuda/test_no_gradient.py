@@ -18,10 +18,11 @@ def test_samples_beyond_the_narrow_range(steps: int, is_cost: bool, monkeypatch:
     y = torch.randn(3, steps, 1, generator=torch.Generator().manual_seed(1))
     x[1] *= 1e5
     cost = (x - y.transpose(1, 2)).square()
-    sides = (cost, None) if is_cost else (x, y)
+    side, other = (cost, None) if is_cost else (x, y)
+    problem = Problem(side, other, None, None, 1e-2, NO_BAND)
     for seed in range(3):
         monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed))
-        with_gradient, _ = launch.forward(Problem(*sides, None, None, 1e-2, NO_BAND, need_x=True))
-        value, _ = launch.forward(Problem(*sides, None, None, 1e-2, NO_BAND))
+        with_gradient, _ = launch.forward(problem._replace(need_x=True))
+        value, _ = launch.forward(problem)
         assert torch.isfinite(value).all()
         torch.testing.assert_close(value, with_gradient, rtol=1e-6, atol=0)
