@@ -367,6 +367,20 @@ def test_gradients_of_gradients_of_series() -> None:
         torch.testing.assert_close(leaf.grad, gradient)
 
 
+@pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0, 1e6])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (3, 50, 2), (128, 120, 8), (300, 310, 1)])
+def test_rounding_bound_of_values(n: int, m: int, d: int, gamma: float) -> None:
+    """Equation (23) in float32: the error is relative to gamma where that is larger than the value."""
+    generator = torch.Generator().manual_seed(n)
+    x, y = (torch.randn(2, length, d, generator=generator) for length in (n, m))
+    cost = torch.cdist(x.double(), y.double()).square()
+    weights = _reference.alignment_from_cost(cost, gamma)
+    exact = softdtw(x.double(), y.double(), gamma=gamma)
+    error = (softdtw(x, y, gamma=gamma) - exact).abs()
+    bound = 5 * gamma * (n + m) + (weights * cost).sum((1, 2)) + exact.abs()
+    assert (error <= 2.0**-24 * bound).all()
+
+
 @pytest.mark.parametrize("threshold", [1e-6, 1e-3, 3e-2])
 @pytest.mark.parametrize("gamma", [0.05, 1.0])
 def test_pruning_bound(threshold: float, gamma: float) -> None:
@@ -438,14 +452,18 @@ def visits(call: Callable[[], object]) -> Visits:
 
 
 @functools.cache
-def drawn_files() -> frozenset[str]:
-    """The names of files and folders in the drawing."""
+def drawn_files() -> dict[str, int]:
+    """The names of files and folders in the drawing, and how far down each stands."""
     drawing = (DOCS / "assets" / "architecture.svg").read_text(encoding="utf-8")
-    return frozenset(re.findall(r'<text class="file"[^>]*>([^<]+)</text>', drawing))
+    return {
+        name: int(y) for y, name in re.findall(r'<text class="file"[^>]* y="(\d+)">([^<]+)</text>', drawing)
+    }
 
 
 def test_the_drawing_names_files_that_exist() -> None:
-    assert drawn_files() >= {*LOSS, "pairs.py", "barycenters.py", "_cuda/launch.py", "_ops.py"}
+    assert set(drawn_files()) >= {*LOSS, "pairs.py", "barycenters.py", "_cuda/launch.py", "_ops.py"}
+    heights = [drawn_files()[name] for name in LOSS]
+    assert heights == sorted(set(heights)), "the way goes down the drawing"
     for name in drawn_files():
         path = PACKAGE / name
         assert path.is_dir() if name.endswith("/") else path.is_file(), name
@@ -454,7 +472,7 @@ def test_the_drawing_names_files_that_exist() -> None:
 def test_the_architecture_page_names_files_that_exist() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     names = set(re.findall(r"`((?:_cpu/|_cuda/)?\w+\.py|_cpu/|_cuda/kernels/)`", text))
-    assert names >= drawn_files()
+    assert names >= set(drawn_files())
     for name in names:
         assert (PACKAGE / name).exists(), name
 
@@ -487,7 +505,7 @@ def test_the_ways_of_all_pairs_and_of_a_barycenter_are_those_of_the_drawing() ->
         assert ways - {(start[0], *down)} == {(*start, *down)} - {(start[0], *down)}
         assert (*start, *down) in ways
         host = {name for name in seen.order if not name.startswith("_cpu/")}
-        assert host <= drawn_files() | ANSWERS
+        assert host <= set(drawn_files()) | ANSWERS
 
 
 # ---- the site
