@@ -243,6 +243,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     base = buffer.data_ptr()
     _bind_addresses(problem, inputs, base, value)
     params.save = save
+    if not save:
+        params.turns = 0  # its place in the layout is empty: a wide rerun would clear what follows it
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, call.layout.filled)
         queue.run(plan.main, FORWARD, params, call.blocks)
