@@ -1,7 +1,7 @@
 """The CUDA backend: allocates through torch, fills in `Params`, launches on torch's current stream.
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
-fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
+fills its front with ones, and launches; narrow kernels are followed by a launch that reruns flagged pairs,
 which ends immediately where there are none, and leaves the scratch all ones again for the backward.
 
 For small problems the forward computes the gradients, too (`config.gradient_with_value`): the state is then
@@ -21,15 +21,15 @@ from torch import Tensor
 from .._problem import Problem
 from .._torch_compat import materialized
 from . import config
-from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
+from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, TILE, Kernel, Layout, Plan
 from .driver import Gpu
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
-_REDO_BLOCKS_PER_PROCESSOR = 4
+_RERUN_BLOCKS_PER_PROCESSOR = 4
 _MOST_BLOCKS = 2**31 - 2**16
-"""Second walks count twice as many, and a few more, in 32 bits."""
+"""Reruns count twice as many, and a few more, in 32 bits."""
 _MOST_STEPS = 2**30
 _MOST_FEATURES = 2**27
 """Kernels add up to three numbers of steps, or multiply features by eight, in 32 bits with a sign."""
@@ -45,9 +45,9 @@ class Call(NamedTuple):
     params: bytes
     blocks: int
     bounds: int
-    redo_blocks: int
-    redo_bounds: int
-    redo_counts: tuple[int, int, int]
+    rerun_blocks: int
+    rerun_bounds: int
+    rerun_counts: tuple[int, int, int]
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,21 +79,21 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
-    p.lead = config.lead_of(plan.main, batch, n, device)
+    p.start_lag = config.start_lag_of(plan.main, batch, n, device)
     p.weight = 1.0
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
-    redo = plan.redo or plan.main
+    rerun = plan.rerun or plan.main
     return Call(
         plan=plan,
         layout=layout,
         params=bytes(p),
         blocks=blocks,
         bounds=plan.main.states_bytes(n, m, bandwidth),
-        redo_blocks=min(batch * redo.strips(n), _REDO_BLOCKS_PER_PROCESSOR * device.processors),
-        redo_bounds=redo.states_bytes(n, m, bandwidth),
-        redo_counts=counts(redo),
+        rerun_blocks=min(batch * rerun.strips(n), _RERUN_BLOCKS_PER_PROCESSOR * device.processors),
+        rerun_bounds=rerun.states_bytes(n, m, bandwidth),
+        rerun_counts=counts(rerun),
     )
 
 
@@ -182,19 +182,19 @@ def _bind_addresses(
         base + layout.more_rows,
         base,  # tickets
         base + 4,  # other_tickets
-        base + layout.health,
-        base + layout.tokens,
-        base + layout.turns,
+        base + layout.range_flags,
+        base + layout.progress,
+        base + layout.grad_y_order,
         _stride(x),
         _stride(y),
     )
 
 
-def _turn_to_redo(params: Params, call: Call, restore: bool) -> None:
+def _make_rerun(params: Params, call: Call, restore: bool) -> None:
     """Makes the params those of the launch after the main one, which is to `restore` the scratch or not."""
-    params.strips, params.checkpoints, params.bound_columns = call.redo_counts
-    params.redo = 1
-    params.bounds += call.redo_bounds - call.bounds
+    params.strips, params.checkpoints, params.bound_columns = call.rerun_counts
+    params.rerun = 1
+    params.bounds += call.rerun_bounds - call.bounds
     params.scratch = params.tickets if restore else 0
     params.tickets, params.other_tickets = params.other_tickets, params.tickets
 
@@ -245,10 +245,10 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, call.layout.filled)
         queue.run(plan.main, FORWARD, params, call.blocks)
-        if plan.redo is not None:
-            _turn_to_redo(params, call, restore=save)
+        if plan.rerun is not None:
+            _make_rerun(params, call, restore=save)
             params.save = 0
-            queue.run(plan.redo, FORWARD, params, call.redo_blocks)
+            queue.run(plan.rerun, FORWARD, params, call.rerun_blocks)
         elif save:
             queue.fill_with_ones(base, call.layout.scratch)
     return value, buffer if save else gpu.empty(0, torch.uint8, device)
@@ -272,15 +272,15 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     params.save = 1
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, layout.filled)
-        if call.blocks == problem.batch and AT_ONCE in plan.main.parts:
-            queue.run(plan.main, AT_ONCE, params, call.blocks)
+        if call.blocks == problem.batch and FORWARD_BACKWARD in plan.main.parts:
+            queue.run(plan.main, FORWARD_BACKWARD, params, call.blocks)
         else:  # pairs of several strips
             queue.run(plan.main, FORWARD, params, call.blocks)
             queue.fill_with_ones(base, layout.scratch)
             queue.run(plan.main, BACKWARD, params, call.blocks)
-        if plan.redo is not None:
-            _turn_to_redo(params, call, restore=False)
-            queue.run(plan.redo, REDO, params, call.redo_blocks)
+        if plan.rerun is not None:
+            _make_rerun(params, call, restore=False)
+            queue.run(plan.rerun, RERUN, params, call.rerun_blocks)
     return value, state
 
 
@@ -321,10 +321,10 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     with gpu.queue(device) as queue:
         try:
             queue.run(plan.main, BACKWARD, params, call.blocks)
-            if plan.redo is not None:
-                _turn_to_redo(params, call, restore=True)
+            if plan.rerun is not None:
+                _make_rerun(params, call, restore=True)
                 params.save = 1
-                queue.run(plan.redo, REDO, params, call.redo_blocks)
+                queue.run(plan.rerun, RERUN, params, call.rerun_blocks)
             else:
                 queue.fill_with_ones(base, call.layout.scratch)
         except BaseException:  # also an interrupt; autograd keeps the state then, and may come back with it
