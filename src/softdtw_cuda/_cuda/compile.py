@@ -26,10 +26,7 @@ _PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}
 
 @functools.cache
 def source_text(name: str) -> str:
-    """A kernel source with its includes in place, so that the compiler needs no header.
-
-    Headers include none themselves: a source lists what it is made of, in order.
-    """
+    """A kernel source with its includes, each named once, in place, so that the compiler needs no header."""
     text = (_KERNELS / name).read_text(encoding="utf-8")
     return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
 
@@ -54,11 +51,17 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
-def _options(kernel: Kernel, part: str) -> dict[str, Any]:
-    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
+def debug_macros() -> dict[str, int]:
+    """Of a debug build: $SOFTDTW_CUDA_POLL_LIMIT is how often a wait may poll before it ends the launch.
+
+    It then prints who waits for whom; see kernels/polling.cuh.
+    """
     limit = os.environ.get("SOFTDTW_CUDA_POLL_LIMIT")
-    if limit:  # a debug build: kernels/polling.cuh
-        macros["POLL_LIMIT"] = int(limit)
+    return {"POLL_LIMIT": int(limit)} if limit else {}
+
+
+def _options(kernel: Kernel, part: str) -> dict[str, Any]:
+    macros = {**kernel.defines(), **debug_macros(), "PART": _PART_CODES[part]}
     return {
         "std": "c++17",
         "device_as_default_execution_space": True,  # older NVRTC asks for it on generic lambdas

@@ -76,11 +76,11 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
 
     p = Params()
     p.batch, p.n, p.m, p.d = batch, n, m, d
+    p.x_count = p.y_count = batch
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
     p.start_lag = config.start_lag_of(plan.main, batch, n, device)
-    p.weight = 1.0
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
@@ -102,6 +102,7 @@ class _Inputs(NamedTuple):
 
     x: Tensor
     y: Tensor | None
+    pairs: Tensor | None
     call: Call
     params: Params
 
@@ -145,7 +146,11 @@ def _inputs(problem: Problem, save: bool) -> _Inputs:
     params = Params.from_buffer_copy(call.params)
     params.scale = _LOG2_E / problem.gamma
     params.unscale = problem.gamma * _LN_2
-    return _Inputs(x, y, call, params)
+    pairs = problem.pairs
+    if pairs is not None and y is not None:
+        pairs = pairs.contiguous()
+        params.x_count, params.y_count = x.shape[0], y.shape[0]
+    return _Inputs(x, y, pairs, call, params)
 
 
 def _bind_addresses(
@@ -158,7 +163,7 @@ def _bind_addresses(
     grad_y: int = 0,
 ) -> None:
     """Sets the addresses of tensors, and of the buffer at `base`, whose front is scratch."""
-    x, y, call, params = inputs
+    x, y, pairs, call, params = inputs
     layout = call.layout
     states = base + layout.pairs
     set_addresses(
@@ -168,9 +173,9 @@ def _bind_addresses(
         _address(y),
         _address(problem.x_lengths),
         _address(problem.y_lengths),
+        _address(pairs),
         _address(grad),
         value.data_ptr(),
-        0,  # total
         grad_x,
         grad_y,
         grad_x,  # sum_x
@@ -231,12 +236,11 @@ def state_bytes(problem: Problem) -> int:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and the state that the backward needs."""
-    problem = problem.gathered()
     save = problem.needs_gradient
     if save and _has_gradient_with_value(problem):
         return _forward_backward(problem)
     inputs = _inputs(problem, save)
-    _, _, call, params = inputs
+    _, _, _, call, params = inputs
     device, plan = problem.x.device, call.plan
     value = gpu.empty(problem.batch, problem.value_dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
@@ -258,7 +262,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values, and as the state the gradients for a `grad` of 1: those of x, then those of y."""
     inputs = _inputs(problem, True)
-    _, _, call, params = inputs
+    _, _, _, call, params = inputs
     device, plan, layout = problem.x.device, call.plan, call.layout
     value = gpu.empty(problem.batch, torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
@@ -287,17 +291,16 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
-    problem = problem.gathered()
     grad = materialized(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     if _has_gradient_with_value(problem):
         return _scaled_gradients(problem, grad, state)
     inputs = _inputs(problem, True)
-    x, y, call, params = inputs
+    x, y, _, call, params = inputs
     device, plan = x.device, call.plan
-    # Cells that no kernel visits, outside the band or in the padding, have no gradient.
-    is_dense = y is not None and problem.x_lengths is None and problem.y_lengths is None
+    # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
+    is_dense = y is not None and problem.pairs is problem.x_lengths is problem.y_lengths is None
     new = gpu.empty if is_dense else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
     sums = []

@@ -6,7 +6,7 @@ import ctypes
 import struct
 
 _POINTERS = (
-    *("x", "y", "x_lengths", "y_lengths", "grad", "value", "total", "grad_x", "grad_y", "sum_x", "sum_y"),
+    *("x", "y", "x_lengths", "y_lengths", "pairs", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
     *(
         "states",
         "bounds",
@@ -21,10 +21,22 @@ _POINTERS = (
     ),
 )
 _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "scratch_bytes", "grad_stride")
-_DOUBLES = ("scale", "unscale", "weight")
+_DOUBLES = ("scale", "unscale")
 _INTS = (
-    *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
-    *("start_lag", "rerun", "scan", "blocks", "save", "grad_x_wide", "grad_y_wide"),
+    *(
+        "batch",
+        "n",
+        "m",
+        "d",
+        "x_count",
+        "y_count",
+        "bandwidth",
+        "strips",
+        "checkpoints",
+        "bound_columns",
+        "tiles",
+    ),
+    *("start_lag", "rerun", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 

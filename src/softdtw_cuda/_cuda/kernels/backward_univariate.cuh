@@ -106,10 +106,10 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   Costs costs = open_costs(p, s);
   real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0;
-  const element* y = series_y(p, s);
+  const element* y = y_of(p, s);
   real gx[LANE_ROWS], gy[LANE_ROWS];
   UNROLL for (int q = 0; q < LANE_ROWS; q++) gx[q] = gy[q] = 0;
-  const float reference = to_float(*series_x(p, s));
+  const float reference = to_float(*x_of(p, s));
   i32 begin = last_step(s) / CHECKPOINT, reach = s.m - 1;
   const bool unpruned = !(value - value == 0.0);  // a pair without a path, or poisoned
   const u32* end_below = end_of(p, row, walk_index - 1);

@@ -8,7 +8,7 @@ struct Costs {
   const element* y;
 };
 DEVICE Costs open_costs(const Params& p, const Strip& s) {
-  return Costs{(const element*)p.x + s.pair * p.x_stride, (const element*)p.y + s.pair * p.y_stride};
+  return Costs{x_of(p, s), y_of(p, s)};
 }
 DEVICE_CALL real distance(const element* x, const element* y, i32 d) {
   real sum = 0;

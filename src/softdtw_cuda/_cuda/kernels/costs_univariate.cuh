@@ -6,12 +6,10 @@ struct Costs {
   float x[LANE_ROWS], y[LANE_ROWS];
   float scale;
 };
-DEVICE const element* series_x(const Params& p, const Strip& s) { return (const element*)p.x + s.pair * p.x_stride; }
-DEVICE const element* series_y(const Params& p, const Strip& s) { return (const element*)p.y + s.pair * p.y_stride; }
 DEVICE Costs open_costs(const Params& p, const Strip& s) {
   Costs c;
   c.scale = (float)p.scale;
-  const element* x = series_x(p, s);
+  const element* x = x_of(p, s);
   UNROLL for (int q = 0; q < LANE_ROWS; q++) {
     i32 row = s.first_row + (i32)lane_index() * LANE_ROWS + q;
     // Rows and columns outside the series get an ordinary value: their cells must stay within the range of (6), though

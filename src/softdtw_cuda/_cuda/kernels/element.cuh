@@ -21,7 +21,7 @@ typedef float result_type;
 #endif
 
 DEVICE result_type gradient_of_value(const Params& p, i32 pair) {
-  return p.grad ? ((const result_type*)p.grad)[pair * p.grad_stride] : (result_type)p.weight;
+  return p.grad ? ((const result_type*)p.grad)[pair * p.grad_stride] : (result_type)1;
 }
 DEVICE u16 to_bfloat16(float v) {
   const u32 bits = bits_of(v);

@@ -7,10 +7,10 @@ struct Features {
   i32 d;
 };
 DEVICE Features features_x(const Params& p, const Strip& s) {
-  return Features{(const element*)p.x + s.pair * p.x_stride, s.n, p.d};
+  return Features{x_of(p, s), s.n, p.d};
 }
 DEVICE Features features_y(const Params& p, const Strip& s) {
-  return Features{(const element*)p.y + s.pair * p.y_stride, s.m, p.d};
+  return Features{y_of(p, s), s.m, p.d};
 }
 // Rows past the end repeat the last one: their costs must stay in range, though no path goes through them.
 DEVICE float feature(const Features& f, i32 row, i32 k) {

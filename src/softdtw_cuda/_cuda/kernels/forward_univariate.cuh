@@ -11,8 +11,8 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   const i32 lane = (i32)lane_index();
   ForwardWalk f = open_forward(p, s);
   Costs costs = open_costs(p, s);
-  const element* y = series_y(p, s);
-  const float reference = to_float(*series_x(p, s));
+  const element* y = y_of(p, s);
+  const float reference = to_float(*x_of(p, s));
   bool bad = false;
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
     bad |= s.first_row + lane * LANE_ROWS + q < s.n && out_of_range(costs.x[q], reference, costs.scale);

@@ -2,13 +2,13 @@
 #pragma once
 
 struct Params {
-  const void* x;            // (B, N, D), or the cost matrix (B, N, M)
-  const void* y;            // (B, M, D)
-  const i32* x_lengths;     // (B,) or null
-  const i32* y_lengths;
+  const void* x;            // (K, N, D), or the cost matrix (B, N, M)
+  const void* y;            // (L, M, D)
+  const i32* x_lengths;     // (K,) or null; without `pairs` (B,)
+  const i32* y_lengths;     // (L,) or null; without `pairs` (B,)
+  const i32* pairs;         // (B, 2) which series of x and which of y each pair has; null where pair b is series b of both
   const void* grad;         // (B,) gradient of the value; null for 1, and then a rerun finds the value too
   void* value;              // (B,)
-  void* total;
   void* grad_x;             // (B, N, D), or (B, N, M) for a cost matrix; null when not wanted
   void* grad_y;             // (B, M, D); null when not wanted
   void* sum_x;              // where grad_x and grad_y are summed: themselves, or float32 scratch for 16-bit gradients
@@ -23,7 +23,7 @@ struct Params {
   u32* range_flags;         // (B + 1,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range, and of [B]
   u32* progress;            // (B, 4) all ones; how far the reruns of a pair have come
   u32* grad_y_order;        // (B, column tiles) all ones; the last strip, in the order of the walk, to add to this part of grad_y
-  i64 x_stride, y_stride;   // elements from one sample to the next, 0 for a broadcast sample
+  i64 x_stride, y_stride;   // elements from one series to the next, 0 for a series that stands for all
   i64 pair_bytes;           // from one pair's states (and bounds) to the next pair's
   i64 row_bytes;            // from one pair's hand-off row to the next pair's; 0 where no pair has several strips
   i64 more_row_bytes;
@@ -31,8 +31,8 @@ struct Params {
   i64 grad_stride;          // of `grad`; 0 when one number stands for all samples
   double scale;             // log2(e) / gamma
   double unscale;           // gamma * ln(2)
-  double weight;
   i32 batch, n, m, d;
+  i32 x_count, y_count;     // K and L; B without `pairs`
   i32 bandwidth;            // |i - j| <= bandwidth; at least n + m when there is no band
   i32 strips;               // strips of the longest sample
   i32 checkpoints;          // checkpoints kept per strip
@@ -41,7 +41,6 @@ struct Params {
   i32 start_lag;            // backward: a strip begins where the one so many before it in the walk found alignment weight;
                             // the first so many begin at their last column
   i32 rerun;                // 1: walk only the flagged pairs, however few blocks there are
-  i32 scan;
   i32 blocks;               // of the launch
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
