@@ -15,6 +15,7 @@ from in_threads import in_threads
 from oracle import truth
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
+from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import NO_BAND, Problem
 
 
@@ -109,8 +110,7 @@ class TestOperators:
         x, y = torch.randn(2, size, 3), torch.randn(2, size - 5, 3)
         problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int32), None, 0.5, NO_BAND, True, True)
         value, state = _backends.forward(problem)
-        zeros = torch.zeros
-        monkeypatch.setattr(torch, "zeros", lambda *args, **options: zeros(*args, **options).fill_(255))
+        monkeypatch.setattr(launch, "zeroed_bytes", lambda size: torch.full((size,), 255, dtype=torch.uint8))
         _, other = _backends.forward(problem)
         monkeypatch.undo()
         assert not torch.equal(state, other)  # not all bytes are written

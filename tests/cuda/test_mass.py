@@ -111,7 +111,6 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 
     def forget() -> None:
         launch._call.cache_clear()
-        launch.fused_call.cache_clear()
 
     def given(value: int) -> None:
         monkeypatch.setattr(config, "weakest_device", config.Device)
