@@ -24,8 +24,8 @@ class Backend(Protocol):
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Values (B,) in `problem.value_dtype`, and the state that `backward` needs, as bytes.
 
-        The state is empty where no gradient is needed. A sample whose lengths or band make no sense has the
-        value NaN; one that no path of finite cost goes through has +inf.
+        The state is empty where no gradient is needed. A pair whose lengths, indices or band make no sense
+        has the value NaN; one that no path of finite cost goes through has +inf.
         """
 
     def backward(self, problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,15 +85,15 @@ def kernel_missing(device_type: str) -> str | None:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values and state of a problem."""
-    if is_plain(problem.x, problem.y, problem.x_lengths, problem.y_lengths):
+    if is_plain(*problem.tensors):
         return backend(problem.x.device.type).forward(problem)
-    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem[:8])
+    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem.operands)
     return result
 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair, of a problem."""
-    if is_plain(grad, problem.x, problem.y, problem.x_lengths, problem.y_lengths):
+    if is_plain(grad, *problem.tensors):
         return backend(problem.x.device.type).backward(problem, grad, value, state)
-    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.backward(grad, value, state, *problem[:8])
+    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.backward(grad, value, state, *problem.operands)
     return result

@@ -1,6 +1,6 @@
 """The registered operators, for compiled graphs: schemas, kernels, shapes for tracing.
 
-Their arguments are the first eight fields of a Problem, in order. `_autograd` registers their gradients.
+Their arguments are the first nine fields of a Problem, in order. `_autograd` registers their gradients.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 from ._backends import backend
 from ._problem import Problem
 from ._torch_compat import operator_library
-from ._validation import check_host_lengths
+from ._validation import check_host_indices
 
 _PROBLEM = (
     "Tensor x, Tensor? y, Tensor? x_lengths, Tensor? y_lengths, "
-    "float gamma, int bandwidth, bool need_x, bool need_y"
+    "float gamma, int bandwidth, bool need_x, bool need_y, Tensor? pairs=None"
 )
 
 
 def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
-    check_host_lengths(problem)
+    check_host_indices(problem)
     return backend(problem.x.device.type).forward(problem)
 
 

@@ -220,6 +220,7 @@ def _options(problem: Problem) -> tuple[float, int, Tensor | None, Tensor | None
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and an empty state."""
+    problem = problem.gathered()
     with torch.no_grad():
         value = softdtw_from_cost(_costs(problem)[0], *_options(problem))
     return value.to(problem.value_dtype), problem.x.new_empty(0, dtype=torch.uint8)
@@ -244,15 +245,18 @@ def _cost_gradient(problem: Problem, cost: Tensor, grad: Tensor, value: Tensor) 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
+    x_dtype = problem.gradient_dtype(problem.x)
+    y_dtype = x_dtype if problem.y is None else problem.gradient_dtype(problem.y)
+    problem = problem.gathered()
     with torch.no_grad():
         cost, x, y = _costs(problem)
         gradient = _cost_gradient(problem, cost, grad, value)
         if x is None or y is None or problem.y is None:
-            return gradient.to(problem.x.dtype), problem.no_gradient()
+            return gradient.to(x_dtype), problem.no_gradient()
         grad_x = grad_y = problem.no_gradient()
         if problem.need_x:
-            grad_x = sqeuclidean_gradient(gradient, x, y).to(problem.gradient_dtype(problem.x))
+            grad_x = sqeuclidean_gradient(gradient, x, y).to(x_dtype)
         if problem.need_y:
             by_column = gradient.transpose(1, 2)
-            grad_y = sqeuclidean_gradient(by_column, y, x).to(problem.gradient_dtype(problem.y))
+            grad_y = sqeuclidean_gradient(by_column, y, x).to(y_dtype)
     return grad_x, grad_y
