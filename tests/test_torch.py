@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from in_threads import in_threads
-from oracle import truth
+from tests.in_threads import in_threads
+from tests.oracle import truth
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
 from softdtw_cuda._cpu import launch
