@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import assert_within_float64, relative
+from tests.oracle import assert_within_float64, relative
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_cdist, softdtw_divergence

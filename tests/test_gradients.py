@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import (
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracle import (
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, enumerate_paths, relative
+from tests.oracle import assert_within_float64, enumerate_paths, relative
 
 from softdtw_cuda import _reference
 from softdtw_cuda._problem import NO_BAND, Problem

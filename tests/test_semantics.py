@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, truth
+from tests.oracle import assert_within_float64, truth
 
 from softdtw_cuda import (
     softdtw,

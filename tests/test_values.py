@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, delannoy, enumerate_paths
+from tests.oracle import assert_within_float64, delannoy, enumerate_paths
 
 from softdtw_cuda import (
     softdtw,

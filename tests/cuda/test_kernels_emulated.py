@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from oracle import (
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from oracle import relative, truth
+from tests.oracle import relative, truth
 from torch import Tensor
 
 from softdtw_cuda import _reference

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_threads import in_threads
+from tests.in_threads import in_threads
 from torch import Tensor
 
 import softdtw_cuda

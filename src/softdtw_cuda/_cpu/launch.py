@@ -12,7 +12,7 @@ from softdtw_cuda._cpu import kernels
 from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
 from softdtw_cuda._cpu.notice import compiling
 from softdtw_cuda._cpu.problem import Array, Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrowed
+from softdtw_cuda._cpu.scratch import borrowed, zeroed_bytes
 from softdtw_cuda._cpu.threads import run, threads_for
 from softdtw_cuda._problem import Problem
 from softdtw_cuda._torch_compat import materialized
@@ -115,11 +115,8 @@ def _forward(problem: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tenso
     slots = problem.batch if by_tile else threads
     value = torch.empty(problem.batch, dtype=problem.dtype, device="cpu")
     if save:
-        state = torch.empty(
-            saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth),
-            dtype=torch.uint8,
-            device="cpu",
-        )
+        # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
+        state = zeroed_bytes(saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth))
         bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.numpy(), problem, n, bandwidth)
     else:
         state = torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -23,6 +23,13 @@ def aligned(size: int, dtype: type) -> Array:
     return raw[start : start + size * np.dtype(dtype).itemsize].view(dtype)
 
 
+def zeroed_bytes(size: int) -> torch.Tensor:
+    """Zeros, written by this thread: torch.zeros would wait for threads that a forked child does not have."""
+    made = torch.empty(size, dtype=torch.uint8, device="cpu")
+    made.numpy().fill(0)
+    return made
+
+
 @contextlib.contextmanager
 def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
     """``count`` arrays that go back to a small store: fresh pages cost more than small problems."""
