@@ -35,7 +35,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const Costs costs = open_costs(p, s);
   real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = diagonal[q] = pass[q] = 0;
-  const Strip below = strip_of(p, s.pair, s.index + 1);
+  const Strip below = strip_at(p, s, s.index + 1);
   i32 tile_open = s.last_column / 32 + 1;  // tiles from here on are already ours
   if constexpr (MODE == DIRECT) clear_grad_x(p, s);
   for (i32 checkpoint = last_step(s) / CHECKPOINT; checkpoint >= first_checkpoint(s); checkpoint--) {

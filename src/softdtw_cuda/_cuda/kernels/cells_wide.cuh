@@ -74,7 +74,7 @@ DEVICE void await_order(const Params& p, const Strip& s, const Strip& below, i32
 DEVICE void publish_order(const Params& p, const Strip& s, i32 walk_index, i32 tile) {
   if (!p.grad_y || tile < 0 || !touches(s, tile)) return;
   warp_barrier();
-  if (s.index > 0 && touches(strip_of(p, s.pair, s.index - 1), tile)) {
+  if (s.index > 0 && touches(strip_at(p, s, s.index - 1), tile)) {
     if (lane_index() == 0) store_release(&p.grad_y_order[(i64)s.pair * p.tiles + tile], (u32)walk_index);
   } else if (p.grad_y != p.sum_y) {  // the last strip to add: the sums are final
     i64 at = ((i64)s.pair * p.m + tile * 32) * p.d;

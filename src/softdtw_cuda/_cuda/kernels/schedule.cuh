@@ -43,7 +43,7 @@ struct BackwardSchedule {
 // `start`: the last chunk in which the strip can have weight.
 DEVICE BackwardSchedule schedule_of(const Params& p, const Strip& s, i32 walk_index, i32 start, bool unpruned) {
   BackwardSchedule c;
-  const Strip below = strip_of(p, s.pair, s.index + 1), above = strip_of(p, s.pair, s.index - 1);
+  const Strip below = strip_at(p, s, s.index + 1), above = strip_at(p, s, s.index - 1);
   c.strip = s;
   c.last_tile_above = s.index == 0 ? -1 : last_tile(above);
   c.visits_all = unpruned || !PRUNES_TILES;

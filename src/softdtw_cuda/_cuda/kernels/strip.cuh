@@ -20,17 +20,9 @@ struct Strip {
   bool is_last;           // holds the pair's last row
 };
 
-DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
-  Strip s;
-  s.pair = pair;
+// Strip `index` of the same pair.
+DEVICE Strip strip_at(const Params& p, Strip s, i32 index) {
   s.index = index;
-  s.series = series_of(p, pair);
-  // A series that does not exist has no length either.
-  s.n = (u32)s.series.x >= (u32)p.x_count ? 0 : p.x_lengths ? p.x_lengths[s.series.x] : p.n;
-  s.m = (u32)s.series.y >= (u32)p.y_count ? 0 : p.y_lengths ? p.y_lengths[s.series.y] : p.m;
-  s.bandwidth = p.bandwidth;
-  i32 difference = s.n > s.m ? s.n - s.m : s.m - s.n;
-  s.valid = s.n >= 1 && s.n <= p.n && s.m >= 1 && s.m <= p.m && difference <= p.bandwidth;
   s.first_row = index * STRIP_ROWS;
   s.present = s.first_row < s.n;
   s.is_last = s.first_row + STRIP_ROWS >= s.n;
@@ -39,6 +31,18 @@ DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
   s.first_column = s.first_row - 1 > p.bandwidth ? s.first_row - 1 - p.bandwidth : 0;
   s.last_column = s.m - 1 < s.last_row + p.bandwidth ? s.m - 1 : s.last_row + p.bandwidth;
   return s;
+}
+DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
+  Strip s;
+  s.pair = pair;
+  s.series = series_of(p, pair);
+  // A series that does not exist has no length either.
+  s.n = (u32)s.series.x >= (u32)p.x_count ? 0 : p.x_lengths ? p.x_lengths[s.series.x] : p.n;
+  s.m = (u32)s.series.y >= (u32)p.y_count ? 0 : p.y_lengths ? p.y_lengths[s.series.y] : p.m;
+  s.bandwidth = p.bandwidth;
+  i32 difference = s.n > s.m ? s.n - s.m : s.m - s.n;
+  s.valid = s.n >= 1 && s.n <= p.n && s.m >= 1 && s.m <= p.m && difference <= p.bandwidth;
+  return strip_at(p, s, index);
 }
 DEVICE bool in_band(const Strip& s, i32 row, i32 column) {
   i32 offset = row - column;
