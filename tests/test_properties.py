@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
+from softdtw_cuda import _reference, softdtw, softdtw_alignment, softdtw_from_cost
 from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
@@ -14,8 +16,6 @@ from tests.oracle import (
     relative,
     truth,
 )
-
-from softdtw_cuda import _reference, softdtw, softdtw_alignment, softdtw_from_cost
 
 pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.in_threads import in_threads
-from tests.oracle import truth
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
 from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import NO_BAND, Problem
+from tests.in_threads import in_threads
+from tests.oracle import truth
 
 
 def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
