@@ -111,11 +111,11 @@ SHAPES = [
     (2, 70, 70, 2, 0.1, 0),
     (2, 150, 150, 2, 1.0, 1),
     (2, 260, 250, 3, 1.0, 12),
-    (2, 300, 290, 3, 1.0, 64),
-    (1, 400, 390, 20, 10.0, 100),
-    (1, 400, 390, 2, 100.0, 129),
-    (1, 300, 420, 4, 1.0, 200),
     (2, 64, 64, 4, 1.0, 1000),
+    pytest.param((2, 300, 290, 3, 1.0, 64), marks=pytest.mark.slow),
+    pytest.param((1, 400, 390, 20, 10.0, 100), marks=pytest.mark.slow),
+    pytest.param((1, 400, 390, 2, 100.0, 129), marks=pytest.mark.slow),
+    pytest.param((1, 300, 420, 4, 1.0, 200), marks=pytest.mark.slow),
 ]
 
 
@@ -238,7 +238,13 @@ def test_minus_infinity_gives_nan_and_not_a_number_that_looks_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gamma", "cost_scale"), list(itertools.product([1e-6, 1e-3, 1.0, 1e3, 1e6], repeat=2))
+    ("gamma", "cost_scale"),
+    [
+        pytest.param(
+            gamma, cost, marks=[] if gamma == cost or (gamma, cost) == (1e-6, 1e6) else pytest.mark.slow
+        )
+        for gamma, cost in itertools.product([1e-6, 1e-3, 1.0, 1e3, 1e6], repeat=2)
+    ],
 )
 def test_whole_range_of_gamma_and_cost(gamma: float, cost_scale: float) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -553,6 +559,7 @@ def test_without_a_cache_directory_functions_still_compile(monkeypatch: pytest.M
     assert intrinsics.jit(lambda a: a + 1)(2) == 3
 
 
+@pytest.mark.slow
 def test_first_compilation_is_announced_once(tmp_path: Any) -> None:
     program = (
         "import torch\n"

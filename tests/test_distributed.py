@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +48,7 @@ def work(rank: int, device: str, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_would(device: str, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(work, (device, str(tmp_path)), PROCESSES)
     expected = train(model(device), *batch(device))

@@ -6,6 +6,10 @@ import math
 
 import pytest
 import torch
+
+from benchmarks.error_budget import Shape, measure
+from softdtw_cuda import softdtw, softdtw_cdist, softdtw_from_cost
+from softdtw_cuda._distances import METRICS
 from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
@@ -13,10 +17,6 @@ from tests.oracle import (
     relative,
     truth,
 )
-
-from benchmarks.error_budget import Shape, measure
-from softdtw_cuda import softdtw, softdtw_cdist, softdtw_from_cost
-from softdtw_cuda._distances import METRICS
 
 LENGTHS = {"x_lengths": [3, 6], "y_lengths": [4, 5]}
 
@@ -116,7 +116,7 @@ def test_float64_matches_the_oracle(
 
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0])
-@pytest.mark.parametrize("n", [32, 127, 512])
+@pytest.mark.parametrize("n", [32, *(pytest.param(n, marks=pytest.mark.slow) for n in (127, 512))])
 def test_float32_error_budget(device: str, n: int, gamma: float) -> None:
     """A part of the grid that `python -m benchmarks.error_budget` runs in full."""
     for m, offset in ((n, 0.0), (n, 1000.0), (n - n // 7, 0.0)):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.in_threads import in_threads
-from tests.oracle import truth
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
 from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import NO_BAND, Problem
+from tests.in_threads import in_threads
+from tests.oracle import truth
 
 
 def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +103,10 @@ class TestOperators:
         problem = problem_of("cpu", dtype, lengths, bandwidth)
         first, second = (torch.ops.softdtw_cuda.forward(*detached(problem)[:8])[1] for _ in range(2))
         assert torch.equal(first, second)
-        torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem[:8])
+
+    @pytest.mark.usefixtures("_garbage")
+    def test_opcheck_meets_other_bytes_in_new_memory(self) -> None:
+        torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem_of("cpu")[:8])
 
     @pytest.mark.parametrize("size", [40, 200])
     def test_backward_reads_what_forward_wrote(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:

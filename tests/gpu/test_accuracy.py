@@ -6,6 +6,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
+from benchmarks.error_budget import Shape, measure
+from softdtw_cuda import softdtw, softdtw_alignment, softdtw_from_cost
 from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
@@ -13,10 +17,6 @@ from tests.oracle import (
     relative,
     truth,
 )
-from torch import Tensor
-
-from benchmarks.error_budget import Shape, measure
-from softdtw_cuda import softdtw, softdtw_alignment, softdtw_from_cost
 
 pytestmark = pytest.mark.gpu
 
