@@ -143,7 +143,7 @@ def softdtw_barycenter(
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
 
-    Example:
+    Examples:
         >>> X = torch.randn(16, 100, 3)
         >>> softdtw_barycenter(X, gamma=0.1, max_iter=20).shape
         torch.Size([100, 3])

@@ -2,7 +2,7 @@
 
 Each part of a kernel (forward, backward) is a binary of its own, so that they can be compiled side by side.
 It is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
-own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written is
+own: whatever is unreadable, truncated or foreign is compiled again, and a folder that cannot be written is
 done without.
 """
 
@@ -17,16 +17,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
+from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
 _CHECKSUM_BYTES = 32
-_PART_CODES = {FORWARD: 1, BACKWARD: 2, REDO: 3, AT_ONCE: 4}
+_PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}
 
 
 @functools.cache
 def source_text(name: str) -> str:
-    """A kernel source with its includes in place, so that the compiler needs no header."""
+    """A kernel source with its includes, each named once, in place, so that the compiler needs no header."""
     text = (_KERNELS / name).read_text(encoding="utf-8")
     return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
 
@@ -51,8 +51,17 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
+def debug_macros() -> dict[str, int]:
+    """Of a debug build: $SOFTDTW_CUDA_POLL_LIMIT is how often a wait may poll before it ends the launch.
+
+    It then prints who waits for whom; see kernels/polling.cuh.
+    """
+    limit = os.environ.get("SOFTDTW_CUDA_POLL_LIMIT")
+    return {"POLL_LIMIT": int(limit)} if limit else {}
+
+
 def _options(kernel: Kernel, part: str) -> dict[str, Any]:
-    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
+    macros = {**kernel.defines(), **debug_macros(), "PART": _PART_CODES[part]}
     return {
         "std": "c++17",
         "device_as_default_execution_space": True,  # older NVRTC asks for it on generic lambdas
