@@ -151,7 +151,7 @@ def test_another_compiler_compiles_again(
     ],
     ids=["empty", "short", "checksum-only", "truncated", "longer", "flipped", "checksum-flipped", "foreign"],
 )
-def test_a_damaged_file_is_replaced(folder: Path, compiled: list, damage: Any) -> None:
+def test_a_damaged_file_is_replaced(folder: Path, compiled: list[Any], damage: Any) -> None:
     compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     whole = stored.read_bytes()
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_replaced(folder: Path, compiled: list, damage: Any) -
 
 class TestUnusableFolder:
     def test_a_file_is_in_the_way(
-        self, tmp_path: Path, compiled: list, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").write_text("not a folder")
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -174,7 +174,7 @@ class TestUnusableFolder:
         assert (tmp_path / "file").read_text() == "not a folder"
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-    def test_it_cannot_be_written(self, folder: Path, compiled: list) -> None:
+    def test_it_cannot_be_written(self, folder: Path, compiled: list[Any]) -> None:
         folder.mkdir(parents=True)
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
         assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
@@ -182,12 +182,12 @@ class TestUnusableFolder:
 
     @pytest.mark.parametrize("call", ["replace", "fdopen"])
     def test_the_disk_is_full(
-        self, folder: Path, compiled: list, monkeypatch: pytest.MonkeyPatch, call: str
+        self, folder: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
         def fail(*args: Any, **kwargs: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(compiling.os, call, fail)
+        monkeypatch.setattr(os, call, fail)
         assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert list(folder.iterdir()) == [], "no half-written file stays behind"
 
@@ -212,7 +212,7 @@ def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str, str]]) -> 
     assert len(list(folder.iterdir())) == 2
 
 
-def test_what_is_stored_is_a_checksum_and_the_binary(folder: Path, compiled: list) -> None:
+def test_what_is_stored_is_a_checksum_and_the_binary(folder: Path, compiled: list[Any]) -> None:
     compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     assert stored.read_bytes() == hashlib.sha256(BINARY).digest() + BINARY

@@ -162,7 +162,8 @@ def assert_right(call: Call, given: list[Tensor], answer: list[Tensor]) -> None:
     """Within the error budget."""
     weights = torch.linspace(0.5, 1.5, given[0].shape[0], dtype=torch.float64)
     if call.d:
-        exact = truth(*given, call.gamma, None if call.bandwidth < 0 else call.bandwidth, weights=weights)
+        x, y = given
+        exact = truth(x, y, call.gamma, None if call.bandwidth < 0 else call.bandwidth, weights=weights)
         expected, rounding = [exact.grad_x, exact.grad_y], exact.rounding
     else:
         cost = given[0].double().requires_grad_()
