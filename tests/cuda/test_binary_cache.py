@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from softdtw_cuda._cache_folder import cache_folder, read_cached, write_cached
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
 from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
@@ -92,15 +93,15 @@ class TestKey:
 
 class TestFolder:
     def test_the_variable_decides(self, folder: Path) -> None:
-        assert compiling.cache_folder() == folder
+        assert cache_folder() == folder
 
     def test_otherwise_the_users_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("SOFTDTW_CUDA_CACHE", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert compiling.cache_folder() == tmp_path / "softdtw_cuda"
+        assert cache_folder() == tmp_path / "softdtw_cuda"
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
+        assert cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
 
     def test_a_user_without_a_home(
         self, monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[Kernel, str, str]]
@@ -200,15 +201,15 @@ def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str, str]]) -> 
     def work(number: int) -> None:
         for _ in range(50):
             if number % 2:
-                compiling.write_cached(path, BINARY)
-            elif compiling.read_cached(path) not in (None, BINARY):
+                write_cached(path, BINARY)
+            elif read_cached(path) not in (None, BINARY):
                 wrong.append(number)
             assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert not wrong
-    assert compiling.read_cached(path) == BINARY
+    assert read_cached(path) == BINARY
     assert len(list(folder.iterdir())) == 2
 
 
@@ -290,4 +291,4 @@ def test_a_real_binary(folder: Path) -> None:
     assert kernel.name(BACKWARD).encode() in binary
     assert kernel.name(FORWARD).encode() not in binary
     (stored,) = folder.iterdir()
-    assert compiling.read_cached(stored) == binary == compiling.binary_of(kernel, BACKWARD, "sm_90")
+    assert read_cached(stored) == binary == compiling.binary_of(kernel, BACKWARD, "sm_90")

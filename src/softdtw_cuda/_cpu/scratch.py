@@ -32,7 +32,10 @@ def zeroed_bytes(size: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
-    """``count`` arrays that go back to a small store: fresh pages cost more than small problems."""
+    """``count`` arrays that go back to a small store: fresh pages cost more than small problems.
+
+    After an exception they do not, lest a thread that still writes to one meets the next call in it.
+    """
     store = _scratch.setdefault((dtype, size), [])
     arrays = []
     for _ in range(count):
@@ -40,11 +43,9 @@ def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
             arrays.append(store.pop())
         except IndexError:
             arrays.append(aligned(size, dtype))
-    try:
-        yield arrays
-    finally:
-        if len(_scratch) > 16:
-            _scratch.clear()
-        for array in arrays:
-            if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
-                store.append(array)
+    yield arrays
+    if len(_scratch) > 16:
+        _scratch.clear()
+    for array in arrays:
+        if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
+            store.append(array)
