@@ -78,7 +78,7 @@ def series(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def relative(measured: Tensor, truth: Tensor) -> float:
     """Norm of the difference over the norm of the truth."""
-    return (torch.linalg.vector_norm(measured - truth) / torch.linalg.vector_norm(truth)).item()
+    return float(torch.linalg.vector_norm(measured - truth) / torch.linalg.vector_norm(truth))
 
 
 def gradients(alignment: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_no_thread_for_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(compiling.threading.Timer, "start", refuse)
+    monkeypatch.setattr(threading.Timer, "start", refuse)
     with compiling._notice():
         pass
 

@@ -219,7 +219,12 @@ def test_without_threads_the_caller_works_alone(queued: bool, monkeypatch: pytes
     pool = _NoThreads(queued)
     monkeypatch.setattr(cpu_threads, "_executor", lambda: pool)
     workers: list[int] = []
-    cpu_threads.run(3, lambda worker: workers.append(worker) or len(workers) < 5)
+
+    def work(worker: int) -> bool:
+        workers.append(worker)
+        return len(workers) < 5
+
+    cpu_threads.run(3, work)
     while not pool.jobs.empty():
         pool.jobs.get()()  # a thread comes free when the call is over
     assert workers == [0] * 5

@@ -147,7 +147,8 @@ def test_each_unordered_pair_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_pairs(device: str) -> None:
     x, y = series(device, grad=True)
-    for nothing in ([], torch.empty(0, 2, dtype=torch.int64)):
+    empty: tuple[Any, ...] = ([], torch.empty(0, 2, dtype=torch.int64))
+    for nothing in empty:
         value = softdtw_pairs(x, y, nothing, normalize=True)
         assert value.shape == (0,)
         value.sum().backward()

@@ -31,6 +31,7 @@ from softdtw_cuda._cuda.config import (
 from tests.cuda.nvrtc_usage import Compilations, Usage, usage_of
 
 pytest.importorskip("cuda.core")
+pytestmark = pytest.mark.slow
 
 ARCHITECTURES = {
     "sm_75": Device(shared_bytes=65536, capability=(7, 5), processors=40),
