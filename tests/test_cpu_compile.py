@@ -221,7 +221,7 @@ def fork_and_call(work):
 
 worker = threading.Thread(target=softdtw, args=(x, x))
 worker.start()
-while "softdtw_cuda._cpu.kernels" not in sys.modules:  # until the other thread imports them
+while "softdtw_cuda._cpu.launch" not in sys.modules:  # until the other thread imports it
     time.sleep(0.001)
 fork_and_call(lambda: _backends.backend("cpu").__name__)
 while not _backends._kept_backend.cache_info().currsize:
