@@ -171,21 +171,18 @@ def test_a_long_call_ends_soon_after_an_interrupt() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- workers
-def borrow_and_run(work: Callable[[int], bool]) -> list[Any]:
-    with scratch.borrowed(1, 100, float) as arrays:
-        cpu_threads.run(2, work)
-    return arrays
-
-
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_memory_of_a_call_that_failed_is_not_used_again(
     failing: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch, "_scratch", {})
-    begun, finished = threading.Barrier(2, timeout=30), []
+    monkeypatch.setattr(launch, "threads_for", lambda work: 2)
+    begun = threading.Barrier(2, timeout=30)
+    finished: list[int] = []
 
-    def work(worker: int) -> bool:
+    def work(*arguments: Any) -> bool:
+        worker = arguments[-1]
         begun.wait()
         if worker == failing:
             raise error("from a worker")
@@ -193,12 +190,15 @@ def test_memory_of_a_call_that_failed_is_not_used_again(
         finished.append(worker)
         return True
 
-    with pytest.raises(error, match="from a worker"):
-        borrow_and_run(work)
+    problem = Problem(torch.ones(4, 3, 1), torch.ones(4, 3, 1), None, None, 1.0, -1)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "compile_for", lambda *about: work)
+        with pytest.raises(error, match="from a worker"):
+            launch.forward(problem)
     assert finished == [1 - failing], "the other worker's slice is over when the error arrives"
     assert not any(scratch._scratch.values())
-    arrays = borrow_and_run(lambda worker: False)
-    assert list(scratch._scratch.values()) == [arrays], "what succeeded gives its memory back"
+    launch.forward(problem)
+    assert len([store for store in scratch._scratch.values() if store]) == 3, "success gives memory back"
 
 
 class _NoThreads:

@@ -15,7 +15,7 @@ from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
 from softdtw_cuda._cpu.cost_range import largest_cost_worker, largest_distance_worker
 from softdtw_cuda._cpu.forward import forward_worker
 from softdtw_cuda._cpu.problem import Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrowed, zeroed_bytes
+from softdtw_cuda._cpu.scratch import borrow, give_back, zeroed_bytes
 from softdtw_cuda._cpu.threads import run, threads_for
 from softdtw_cuda._problem import Problem
 from softdtw_cuda._torch_compat import materialized
@@ -101,19 +101,21 @@ def _launch(
     worker: Any, arrays: Arrays, threads: int, slots: int, backward: bool, arguments: tuple[Any, ...]
 ) -> None:
     """Run the workers, each with scratch memory of its own."""
+    float_type, int_type = arrays.float_type, arrays.int_type
     floats, integers = _scratch_sizes(arrays, backward)
     packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * arrays.series.dimensions
-    with (
-        borrowed(threads, floats, arrays.float_type) as float_scratch,
-        borrowed(threads, integers, arrays.int_type) as integer_scratch,
-        borrowed(1, packed_size, arrays.float_type) as (packed,),
-    ):
+    float_scratch = borrow(threads, floats, float_type)
+    integer_scratch = borrow(threads, integers, int_type)
+    packed = borrow(1, packed_size, float_type)
 
-        def all_arguments(k: int) -> tuple[Any, ...]:
-            return *arguments, Scratch(float_scratch[k], integer_scratch[k], packed), k
+    def all_arguments(k: int) -> tuple[Any, ...]:
+        return *arguments, Scratch(float_scratch[k], integer_scratch[k], packed[0]), k
 
-        compiled = compile_for(worker, arrays.dtype, all_arguments(0))
-        run(threads, lambda k: compiled(*all_arguments(k)))
+    compiled = compile_for(worker, arrays.dtype, all_arguments(0))
+    run(threads, lambda k: compiled(*all_arguments(k)))
+    give_back(float_scratch, floats, float_type)
+    give_back(integer_scratch, integers, int_type)
+    give_back(packed, packed_size, float_type)
 
 
 def _saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
