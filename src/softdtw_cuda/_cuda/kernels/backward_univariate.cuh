@@ -163,7 +163,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       received = received || any_lane(from_below.pass != (real)0);
       if (lane < SUBWALK) shared.flow_in[lane] = from_below;
       warp_barrier();
-      UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
+      UNROLL for (int q = 1; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
       auto sweep_part = [&](auto with_end, i32 part) {
         LaneShares shares[SWEPT_AT_A_TIME];
         LaneReals lefts[SWEPT_AT_A_TIME];
