@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
 from ._problem import Problem
-from ._torch_compat import in_transform
+from ._torch_compat import in_transform, is_grad_batch
 
 PairRange = Callable[[int, int], Tensor]
 
@@ -208,20 +208,23 @@ class _Gradient(torch.autograd.Function):
         grad, value, state, *fields = inputs
         problem = Problem(*fields)
         if all(dim is None for dim in (*problem_dims[:4], problem_dims[8])):
-            # Several gradients of the same values (is_grads_batched): each is a multiple of the first.
-            ones = torch.ones_like(value)
-            per_pair = _apply(_Gradient, ones, value, state, *problem.operands)
-            factor = grad.movedim(grad_dim, 0)[..., None, None]
-            scaled = [
-                side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair
-            ]
-            return tuple(scaled), tuple(None if side.dim() == 1 else 0 for side in per_pair)
+            # Several gradients of the same values: each is a multiple of one.
+            per_pair = _apply(_Gradient, torch.ones_like(value), value, state, *problem.operands)
+            scaled = _scale_sides(per_pair, grad.movedim(grad_dim, 0))
+            return scaled, tuple(None if side.dim() == 1 else 0 for side in per_pair)
         folded, batch = _fold(size, tuple(problem_dims), problem)
         grad = _fold_numbers(size, grad_dim, batch, grad)
         value = _fold_numbers(size, value_dim, batch, value)
         per_pair = _apply(_Gradient, grad, value, state, *folded.operands)
         sides = [side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair]
         return tuple(sides), tuple(None if side.dim() == 1 else 0 for side in per_pair)
+
+
+def _scale_sides(per_pair: tuple[Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and y for `grad` (..., B), from those for ones."""
+    factor = grad[..., None, None]
+    x, y = (side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair)
+    return x, y
 
 
 def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -324,6 +327,12 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
+    if is_grad_batch(grad):
+        return _scale_sides(_gradients(problem, torch.ones_like(value), value, state), grad)
+    return _gradients(problem, grad, value, state)
+
+
+def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or in_transform()):
         return _backends.backward(problem, grad, value, state)
     result: tuple[Tensor, Tensor] = _apply(_Gradient, grad, value, state, *problem.operands)

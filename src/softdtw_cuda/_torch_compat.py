@@ -47,6 +47,13 @@ _is_wrapped: Callable[[Tensor], bool] = _private(
 """Whether a transform has wrapped a tensor, so that a mapped dimension may be hidden. Without it every tensor
 inside a transform is taken for one."""
 
+is_grad_batch: Callable[[Tensor], bool] = _private(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
+)
+"""Whether a gradient is a batch of them, by is_grads_batched or jacobian(vectorize=True), which hide the
+mapped dimension in a way of their own. Without it every gradient is taken for a batch, which costs a
+multiplication."""
+
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 

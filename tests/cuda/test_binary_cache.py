@@ -187,7 +187,7 @@ class TestUnusableFolder:
         def fail(*args: Any, **kwargs: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(compiling.os, call, fail)
+        monkeypatch.setattr(os, call, fail)
         assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert list(folder.iterdir()) == [], "no half-written file stays behind"
 

@@ -10,13 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from oracle import (
-    assert_gradient_within_budget,
-    assert_value_within_budget,
-    assert_within_float64,
-    relative,
-    truth,
-)
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, _backends, _reference
@@ -25,6 +18,13 @@ from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN
 from softdtw_cuda._problem import Problem
 from softdtw_cuda.modules import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
+from tests.oracle import (
+    assert_gradient_within_budget,
+    assert_value_within_budget,
+    assert_within_float64,
+    relative,
+    truth,
+)
 
 HOPPER = Device()
 AMPERE = Device(shared_bytes=166912, capability=(8, 0), processors=108)

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from oracle import relative, truth
 from torch import Tensor
 
 from softdtw_cuda import _reference
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all
+from tests.oracle import relative, truth
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 N, M = 330, 300

@@ -1,26 +1,24 @@
 """Kernel sources to binaries: NVRTC through cuda.core, with a cache on disk.
 
 Each part of a kernel (forward, backward) is a binary of its own, so that they can be compiled side by side.
-It is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
-own: whatever is unreadable, truncated or foreign is compiled again, and a folder that cannot be written is
-done without.
+It is stored under a key of source text, options, architecture and compiler version (see `_cache_folder`):
+whatever is unreadable, truncated or foreign is compiled again, and a folder that cannot be written is done
+without.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from .._cache_folder import cache_folder, read_cached, write_cached
 from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
-_CHECKSUM_BYTES = 32
 _PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}
 
 
@@ -29,18 +27,6 @@ def source_text(name: str) -> str:
     """A kernel source with its includes, each named once, in place, so that the compiler needs no header."""
     text = (_KERNELS / name).read_text(encoding="utf-8")
     return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
-
-
-def cache_folder() -> Path | None:
-    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder if there is one."""
-    chosen = os.environ.get("SOFTDTW_CUDA_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(base or Path.home() / ".cache") / "softdtw_cuda"
-    except RuntimeError:  # a user id that the password file does not know
-        return None
 
 
 def compiler_version() -> str:
@@ -74,29 +60,6 @@ def cache_key(kernel: Kernel, part: str, architecture: str, compiler: str) -> st
     options = repr(sorted(_options(kernel, part).items()))
     all_of_it = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
     return hashlib.sha256("\0".join(all_of_it).encode()).hexdigest()
-
-
-def read_cached(path: Path) -> bytes | None:
-    """The binary at `path`, or None if there is none or it is not what was written."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    checksum, binary = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-    return binary if binary and hashlib.sha256(binary).digest() == checksum else None
-
-
-def write_cached(path: Path, binary: bytes) -> None:
-    """Stores a binary so that a reader sees all of it or nothing; failing to is no error."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(binary).digest() + binary)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
 
 
 def compile_source(kernel: Kernel, part: str, architecture: str, log: list[str] | None = None) -> bytes:

@@ -28,8 +28,9 @@ COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
 FORWARD, BACKWARD, RERUN, FORWARD_BACKWARD = "forward", "backward", "rerun", "forward_backward"
 """Parts of a source: kernels that are compiled and launched by themselves."""
 
-TILED, UNIVARIATE_SOURCE, WIDE_SOURCE = "tiled", "univariate", "wide"
-"""Sources: costs made tile by tile beside the walk; one warp for D = 1; wide numbers."""
+TILED, UNIVARIATE_SOURCE, PAIR, WIDE_SOURCE = "tiled", "univariate", "pair", "wide"
+"""Sources: costs made tile by tile beside the walk; one warp per strip for D = 1; one warp per pair; wide
+numbers."""
 
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
@@ -55,6 +56,14 @@ ROW_WORD = 16
 
 PACKED_LANE_BYTES = 22
 """What a checkpoint of two rows of a lane takes when it is packed."""
+
+PAIR_WINDOW = 128
+"""Columns of y that a warp which walks a whole pair has in shared memory."""
+
+PAIRS_PER_PROCESSOR = 3
+"""From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
+L = 64 to 1024, D = 2 to 16, forward + backward: 264 pairs 0.73 to 1.22, 528 pairs 0.46 to 0.87, 2048 and more
+0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75."""
 
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
@@ -109,6 +118,8 @@ class Kernel:
         `forward_backward` for both passes over small pairs, which are float32, of one strip."""
         if self.wide:
             return FORWARD, BACKWARD, RERUN
+        if self.source == PAIR:
+            return FORWARD, BACKWARD
         has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
         return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
 
@@ -150,7 +161,9 @@ class Kernel:
             "FORWARD_SHARED": self.forward_shared,
             "BACKWARD_SHARED": self.backward_shared,
         }
-        if self.source == TILED:
+        if self.source == PAIR:
+            macros |= {"DIMS": self.dims, "PACKED": int(self.packed)}
+        elif self.source == TILED:
             macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
             macros["FORWARD_BLOCKS"] = self.forward_blocks
         else:
@@ -278,8 +291,15 @@ def _ring(k: Kernel, chunks: int) -> _Type:
     return (_WORD * (chunks * 32 * stride)).aligned(16)
 
 
+def _window(k: Kernel, columns: int) -> _Type:
+    """Columns of y, in vectors of up to four features."""
+    return _vector(k, min(k.dims, 4)) * (columns * max(k.dims // 4, 1))
+
+
 def _forward_shared(k: Kernel) -> _Type:
     rows = _vector(k, 2) * 64
+    if k.source == PAIR:
+        return _struct(_window(k, PAIR_WINDOW), rows, alignment=64)
     if k.source == WIDE_SOURCE:
         return _struct(rows, alignment=64)
     if k.source == UNIVARIATE_SOURCE:
@@ -289,6 +309,9 @@ def _forward_shared(k: Kernel) -> _Type:
 
 def _backward_shared(k: Kernel) -> _Type:
     shares, left, state = _vector(k, 2 * k.lane_rows), _vector(k, k.lane_rows), _vector(k, 2)
+    if k.source == PAIR:
+        windows = _window(k, PAIR_WINDOW), _window(k, 32)
+        return _struct(shares * 1024, *windows, state * 32, _WORD * 64, alignment=64)
     if k.source != TILED:
         members = [shares * (k.subwalk * 32), *([left * (k.subwalk * 32)] if k.banded else [])]
         members += [state * (2 * k.subwalk), state * k.checkpoint]
@@ -354,7 +377,14 @@ def wide_companion(kernel: Kernel) -> Kernel:
 
 @functools.lru_cache(maxsize=256)
 def choose(
-    mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, aligned: bool, device: Device
+    mode_is_cost: bool,
+    d: int,
+    dtype: torch.dtype,
+    banded: bool,
+    short: bool,
+    aligned: bool,
+    device: Device,
+    many: bool = False,
 ) -> Plan:
     """The plan for feature count d.
 
@@ -366,6 +396,7 @@ def choose(
         short: no series of x is longer than 32, so half a strip would be idle.
         aligned: rows of x and y begin at multiples of 16 bytes, provided that d fills its slices.
         device: what the kernels will run on.
+        many: there are enough pairs to give each a warp of its own.
     """
     code = INPUT_CODES[dtype]
     wide = _wide_kernel(COST if mode_is_cost else DIRECT, code)
@@ -374,6 +405,18 @@ def choose(
     # Two rows per lane share a shuffle and a poll; they need the shared memory of a data-centre card.
     roomy = device.shared_bytes >= 227 * 1024
     rows = 2 if roomy and not short else 1
+    if many and not mode_is_cost and not banded and 1 < d <= DIRECT_UP_TO:
+        kernel = Kernel(
+            PAIR,
+            DIRECT,
+            code,
+            False,
+            1 if short else 2,
+            checkpoint=32,
+            packed=not short,
+            dims=next(dims for dims in (2, 4, 8, 16) if d <= dims),
+        )
+        return Plan(kernel, wide)
     if not mode_is_cost and d == 1:
         kernel = Kernel(
             UNIVARIATE_SOURCE,
@@ -508,12 +551,16 @@ def start_lag_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
     return 1 if strips > 2 and batch * strips >= 4 * device.processors else NEVER_LATER
 
 
-def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
-    """The plan for series of up to n rows and d features; bandwidth -1 means no band.
+def fused_plan(
+    n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True, *, batch: int = 1
+) -> Plan:
+    """The plan for `batch` pairs of series of up to n rows and d features; bandwidth -1 means no band.
 
     Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes keeps its d.
     """
-    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, weakest_device())
+    device = weakest_device()
+    many = bool(batch >= PAIRS_PER_PROCESSOR * device.processors)
+    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, device, many)
 
 
 def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:

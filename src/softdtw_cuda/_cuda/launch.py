@@ -62,7 +62,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
             f"softdtw_cuda: D = {d} features are too many for a GPU, expected at most {_MOST_FEATURES}; pass "
             "the distances as a cost matrix to softdtw_from_cost."
         )
-    blocks = batch * plan.main.strips(n)
+    blocks = batch if plan.main.source == config.PAIR else batch * plan.main.strips(n)
     if blocks > _MOST_BLOCKS:
         raise ValueError(
             f"softdtw_cuda: {batch} pairs of {n} steps take {blocks} blocks, and a CUDA launch has "
@@ -141,7 +141,7 @@ def _inputs(problem: Problem, save: bool) -> _Inputs:
         plan = config.cost_plan(n, x.dtype, problem.bandwidth)
     else:
         y, d = _dense_rows(y), x.shape[2]
-        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y))
+        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y), batch=batch)
     call = _call(plan, batch, n, m, d, problem.bandwidth, save)
     params = Params.from_buffer_copy(call.params)
     params.scale = _LOG2_E / problem.gamma
@@ -230,7 +230,7 @@ def state_bytes(problem: Problem) -> int:
         return sum(_kept_sizes(problem))
     else:
         # Alignment changes how rows are read, not what is saved.
-        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth)
+        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth, batch=problem.batch)
     return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
 
 
@@ -247,6 +247,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     base = buffer.data_ptr()
     _bind_addresses(problem, inputs, base, value)
     params.save = save
+    if not save:
+        params.grad_y_order = 0  # its place in the layout is empty: a wide rerun would clear what follows it
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, call.layout.filled)
         queue.run(plan.main, FORWARD, params, call.blocks)

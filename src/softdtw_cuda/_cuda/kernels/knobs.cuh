@@ -22,6 +22,13 @@
 //                                                                        spare it reads them as it goes
 //   UNIVARIATE_FORWARD_BLOCKS           D = 1                            20: five warps to a scheduler; for sm_100 that would
 //                                                                        leave too few registers
+//   PAIR_STEPS                          one warp per pair                steps that are unrolled; more take more registers
+//                                                                        than they gain. Forward + backward on an H200, 16384
+//                                                                        pairs of 128 steps, 2, 4 and 8 of them: D = 2 182,
+//                                                                        189, 192 Gcells/s; D = 8 109, 112, 109; D = 16 65,
+//                                                                        67, 45
+//   PAIR_FORWARD_BLOCKS, PAIR_BACKWARD_BLOCKS                            others from 8 to 24 and from 6 to 12 were within
+//                                                                        3 %, or spilled
 #pragma once
 
 #define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
@@ -32,11 +39,16 @@
 #define UNIVARIATE_FORWARD_BLOCKS 20
 #endif
 #define UNIVARIATE_BACKWARD_BLOCKS 4
+#define PAIR_FORWARD_BLOCKS 16
+#define PAIR_BACKWARD_BLOCKS 8
 #define WIDE_FORWARD_BLOCKS 16
 #define WIDE_BACKWARD_BLOCKS 4
 #define WIDE_RERUN_BLOCKS 2
 
-#ifdef DIMS  // tiled kernels
+#ifdef DIMS
+#define PAIR_STEPS (DIMS <= 4 ? 8 : 4)
+#endif
+#ifdef SLICED  // tiled kernels
 #define IS_TENSOR (MODE == TENSOR)
 #define KEEP_X (DIMS <= 64 && !SLICED)
 #define PREFETCHES_Y (SLICED || DIMS * (INPUT == FLOAT32 ? 2 : 1) <= 64)

@@ -63,21 +63,21 @@ DEVICE void renormalize(Walker& w) {
 #else
 #define UNROLL_STEPS UNROLL
 #endif
-// Steps 0 to `steps` of a stretch, by eights. `inputs` says what a step needs:
-//   read(first)   what eight steps read from shared memory, read before any of them writes there: a store in between would
-//                 hold every later load back until its own value is known
-//   costs(cost, eight, first, k), top(eight, first, k)   the costs and the row above of step first + k
+// Steps 0 to `steps` of a stretch, GROUP of them at a time. `inputs` says what a step needs:
+//   read(first)   what a group reads from shared memory, read before any of its steps writes there: a store in between
+//                 would hold every later load back until its own value is known
+//   costs(cost, group, first, k), top(group, first, k)   the costs and the row above of step first + k
 // keep(q, terms, sum) sees each row's cell, after(step) follows each step.
-template <class Inputs, class Keep, class After>
+template <int GROUP = 8, class Inputs, class Keep, class After>
 DEVICE void walk(Walker& w, i32 steps, Inputs& inputs, Keep keep, After after) {
-  UNROLL_BY(1) for (i32 first = 0; first < steps; first += 8) {
-    const auto eight = inputs.read(first);
-    UNROLL_STEPS for (i32 k = 0; k < 8; k++) {
+  UNROLL_BY(1) for (i32 first = 0; first < steps; first += GROUP) {
+    const auto group = inputs.read(first);
+    UNROLL_STEPS for (i32 k = 0; k < GROUP; k++) {
       real cost[LANE_ROWS];
-      inputs.costs(cost, eight, first, k);
-      advance(w, cost, inputs.top(eight, first, k), keep);
+      inputs.costs(cost, group, first, k);
+      advance(w, cost, inputs.top(group, first, k), keep);
       after(first + k);
     }
-    if (first & 8) renormalize(w);
+    if (GROUP == 8 ? first & 8 : ((first + GROUP) & 15) == 0) renormalize(w);
   }
 }
