@@ -219,9 +219,12 @@ def test_no_races(call: Call, begin: int, start_lag: Callable[[int], None]) -> N
 
 @pytest.mark.parametrize("begin", [1, 2])
 @pytest.mark.parametrize("call", [Call(1), Call(1, bandwidth=320), Call(5), Call(20), Call(130)], ids=str)
-def test_what_has_no_weight_is_never_read(call: Call, begin: int, start_lag: Callable[[int], None]) -> None:
+def test_what_has_no_weight_is_never_read(
+    call: Call, begin: int, start_lag: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Down the first column, then along the last row: strips further up need their first checkpoints."""
     start_lag(begin)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: False)  # the state has checkpoints
     given = inputs(call, (down_then_right,), size=40.0)
     given = [side[:1].contiguous() for side in given]
     use(EmulatedGpu(begin))
