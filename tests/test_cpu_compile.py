@@ -233,6 +233,7 @@ print(float(softdtw(x, x)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_while_another_thread_imports_and_compiles(tmp_path: Path) -> None:
     """An empty cache, so that everything is compiled; the one program here that has to wait for it."""

@@ -27,6 +27,7 @@ import os, random, signal, sys, threading, time, torch
 from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import Problem
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
 torch.manual_seed(0)
 random.seed(0)
 
@@ -89,6 +90,7 @@ print(interrupts, wrong)
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_calls_after_an_interrupt_at_a_random_moment_are_right() -> None:
     assert program_output(RANDOM_INTERRUPTS) == ["8", "0"]
@@ -125,6 +127,7 @@ print(wrong)
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_timeouts_that_keep_coming_do_no_harm_either() -> None:
     assert program_output(REPEATED_TIMEOUTS) == ["0"]
@@ -163,6 +166,7 @@ for case in [
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_a_long_call_ends_soon_after_an_interrupt() -> None:
     output = program_output(LATENCY)
