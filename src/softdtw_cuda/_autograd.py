@@ -1,50 +1,100 @@
 """Gradient formulas, once for every route: eager autograd, torch.func and vmap, compiled graphs.
 
-Eager tensors and torch.func go through two Functions, one for values and one for their gradients; compiled
-graphs call the operators of `_ops`, which are registered with the same formulas.
+Eager tensors and torch.func go through four Functions; compiled graphs call the operators of `_ops`, which are
+registered with the same formulas. With E the alignment and Omega a direction on the costs:
+
+    Value              the values; their derivative along Omega is <E, Omega>
+    Gradient           grad_b E_b, contracted with what the costs are made of
+    Expected           <E, Omega>
+    ExpectedGradient   the gradient of sum_b grad_b <E_b, Omega_b>
+
+Value's gradient is Gradient and its tangent Expected. With cotangents A and B of Gradient's results, and with
+Omega the change of the costs along them, <A, grad_x> + <B, grad_y> = sum_b grad_b <E_b, Omega_b>: Gradient's
+own gradient is Expected (that of grad) and ExpectedGradient (that of the series). The Hessian is symmetric, so
+its tangent is ExpectedGradient, too. Third derivatives would be those of ExpectedGradient, which raises.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
-from ._problem import Problem
-from ._torch_compat import in_transform
+from ._problem import Direction, Problem
+from ._torch_compat import in_transform, is_differentiated, keeps_outer_tangents
+from ._vmap import fold, rows
 
 # Formulas. `ctx` and the arguments of setup are those of torch.autograd.Function and of torch.library alike.
 
 
+def _save(ctx: Any, *tensors: Tensor | None) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Keeps the options of a problem; its tensors are for the caller to save."""
+    problem = Problem(*fields)
+    ctx.options = problem[4:6]
+    ctx.need = problem.need_x, problem.need_y
+    return problem.tensors
+
+
+def _kept_problem(ctx: Any, tensors: tuple[Any, ...], need_x: bool, need_y: bool) -> Problem:
+    return Problem(*tensors[:4], *ctx.options, need_x, need_y)
+
+
 def setup_value(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keeps what `value_backward` needs; inputs are the fields of a Problem that operators have."""
-    x, y, x_lengths, y_lengths, ctx.gamma, ctx.bandwidth, need_x, need_y = inputs
-    ctx.has_state = need_x or need_y
     value, state = output
     ctx.mark_non_differentiable(state)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, y, x_lengths, y_lengths, value, state)
+    _save(ctx, value, state, *_keep_problem(ctx, inputs))
 
 
 def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Tensor | None, ...]:
     """Gradients of x and y for the gradient of the values, equation (8)."""
-    x, y, x_lengths, y_lengths, value, state = ctx.saved_tensors
-    need_x, need_y = ctx.needs_input_grad[:2]
+    value, state, *tensors = ctx.saved_tensors
     grad_x = grad_y = None
-    if grad is not None and (need_x or need_y):
-        if not ctx.has_state:
+    if grad is not None and any(ctx.needs_input_grad[:2]):
+        if not any(ctx.need):
             raise RuntimeError(
                 "softdtw_cuda: an operator called with need_x=False and need_y=False has no gradient; pass "
                 "True for the sides whose gradients are wanted."
             )
-        problem = Problem(x, y, x_lengths, y_lengths, ctx.gamma, ctx.bandwidth, need_x, need_y)
-        per_pair_x, per_pair_y = gradients(problem, grad, value, state)
-        grad_x = _sum_to(per_pair_x, x) if need_x else None
-        grad_y = _sum_to(per_pair_y, y) if need_y else None
+        # A side may need no gradient though it requires one: see `Problem.sides`.
+        need_x, need_y = (
+            asked and saved for asked, saved in zip(ctx.needs_input_grad[:2], ctx.need, strict=True)
+        )
+        problem = _kept_problem(ctx, tensors, need_x, need_y)
+        per_pair = gradients(problem, grad, value, state)
+        grad_x, grad_y = _sum_sides(problem, *per_pair)
     return grad_x, grad_y, None, None, None, None, None, None
+
+
+@keeps_outer_tangents
+def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: object) -> Any:
+    """Tangent of the values: <E, Omega> with the change of the costs."""
+    _, _, *tensors = ctx.saved_tensors
+    problem = _kept_problem(ctx, tensors, False, False)
+    return _expected(problem, _change(problem, x_tangent, y_tangent))[0], None
+
+
+def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> Direction:
+    """The direction in which the costs change with what they are made of."""
+    if problem.y is None:
+        return Direction("matrix", x_tangent)
+    return Direction("tangents", x_tangent, y_tangent)
+
+
+def _sum_sides(problem: Problem, per_pair_x: Tensor, per_pair_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and y out of those that each pair has, None where they are not needed."""
+    grad_x = _sum_to(per_pair_x, problem.x) if problem.need_x else None
+    grad_y = _sum_to(per_pair_y, problem.y) if problem.need_y and problem.y is not None else None
+    return grad_x, grad_y
 
 
 def _sum_to(per_pair: Tensor, side: Tensor) -> Tensor:
@@ -55,21 +105,112 @@ def _sum_to(per_pair: Tensor, side: Tensor) -> Tensor:
 
 
 def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Nothing is kept: a gradient cannot be differentiated."""
+    """Keeps what `gradient_backward` needs; inputs are the gradient, values, state and a Problem's fields."""
+    grad, value, state, *fields = inputs
+    _save(ctx, grad, value, state, *_keep_problem(ctx, tuple(fields)))
 
 
-def gradient_backward(ctx: Any, *grads: Tensor) -> Any:
-    """The gradient of a gradient: refused where it is asked for."""
+def gradient_backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients wrt the gradient of the values, x and y, for those of the gradients: a double backward."""
+    grad, _, _, *tensors = ctx.saved_tensors
+    need_x, need_y = ctx.needs_input_grad[3:5]
+    a, b = a if ctx.need[0] else None, b if ctx.need[1] else None
+    nothing = (None,) * (len(ctx.needs_input_grad) - 5)
+    if a is None and b is None:
+        return None, None, None, None, None, *nothing
+    problem = _kept_problem(ctx, tensors, need_x, need_y)
+    direction = _change(problem, a, b)
+    dot, value, state = _expected(problem, direction)
+    grad_x = grad_y = None
+    if need_x or need_y:
+        per_pair_x, per_pair_y, _, _ = expected_gradients(problem, direction, grad, value, state)
+        grad_x, grad_y = _sum_sides(problem, per_pair_x, per_pair_y)
+    return dot.to(grad.dtype), None, None, grad_x, grad_y, *nothing
+
+
+@keeps_outer_tangents
+def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
+    """Tangents of the gradients: linear in that of grad; the Hessian's product with those of the series."""
+    grad, value, state, *tensors = ctx.saved_tensors
+    problem = _kept_problem(ctx, tensors, *ctx.need)
+    x_tangent, y_tangent = tangents[2:4]
+    results: list[Tensor | None] = [None, None]
+    if grad_tangent is not None:
+        results = list(gradients(problem, grad_tangent, value, state))
+    if x_tangent is not None or y_tangent is not None:
+        direction = _change(problem, x_tangent, y_tangent)
+        _, dual_value, dual_state = _expected(problem, direction)
+        second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
+        results = [
+            more if first is None else first + more for first, more in zip(results, second, strict=True)
+        ]
+    return tuple(results)
+
+
+def setup_expected(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keeps what `expected_backward` needs; inputs are the fields of a Problem and of a Direction."""
+    _, value, state = output
+    ctx.mark_non_differentiable(value, state)
+    *fields, ctx.kind, a, b, need_a, need_b = inputs
+    ctx.need_direction = need_a, need_b
+    _save(ctx, value, state, a, b, *_keep_problem(ctx, tuple(fields)))
+
+
+def expected_backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
+    """Gradients of x, y and of the direction's tensors for the gradient of <E, Omega>."""
+    value, state, a, b, *tensors = ctx.saved_tensors
+    count = len(ctx.needs_input_grad)
+    nothing = (None,) * (count - 7)
+    need_a, need_b = ctx.needs_input_grad[count - 4 : count - 2]
+    grad_x = grad_y = grad_a = grad_b = None
+    if grad is not None:
+        problem = _kept_problem(ctx, tensors, *ctx.needs_input_grad[:2])
+        linear = ctx.kind == "tangents"
+        direction = Direction(ctx.kind, a, b, need_a and not linear, need_b and not linear)
+        if problem.needs_gradient or direction.need_a or direction.need_b:
+            sides = expected_gradients(problem, direction, grad, value, state)
+            grad_x, grad_y = _sum_sides(problem, *sides[:2])
+            grad_a = _sum_to(sides[2], a) if direction.need_a else None
+            grad_b = _sum_to(sides[3], b) if direction.need_b else None
+        if linear and (need_a or need_b):
+            # <E, Omega> is the derivative of the values along the tangents.
+            problem = problem._replace(need_x=need_a, need_y=need_b)
+            per_pair_a, per_pair_b = gradients(problem, grad, *_apply_value(problem))
+            grad_a = _sum_to(per_pair_a, a) if need_a else None
+            grad_b = _sum_to(per_pair_b, b) if need_b else None
+    return grad_x, grad_y, *nothing, None, grad_a, grad_b, None, None
+
+
+@keeps_outer_tangents
+def expected_jvp(ctx: Any, *tangents: Any) -> Any:
+    """Tangent of <E, Omega>: its gradients along the tangents of the series and of the direction."""
+    value, state, a, b, *tensors = ctx.saved_tensors
+    along = [*tangents[:2], *tangents[-4:-2]]
+    problem = _kept_problem(ctx, tensors, along[0] is not None, along[1] is not None)
+    total = torch.zeros_like(value)
+    if ctx.kind == "tangents" and not (along[2] is None and along[3] is None):
+        total = total + _expected(problem, Direction("tangents", along[2], along[3]))[0]
+        along[2:] = None, None
+    direction = Direction(ctx.kind, a, b, along[2] is not None, along[3] is not None)
+    if any(tangent is not None for tangent in along):
+        _, value, state = _expected(problem, direction)
+        sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
+        for side, tangent in zip(sides, along, strict=True):
+            if tangent is not None:
+                total = total + (side * tangent).sum((1, 2)).to(total.dtype)
+    return total, None, None
+
+
+def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Nothing is kept: there is no third derivative."""
+
+
+def third_derivative(ctx: Any, *_: Any) -> NoReturn:
+    """Refused where it is asked for, so that it is never a wrong number."""
     raise RuntimeError(
-        "softdtw_cuda: second derivatives are not implemented; do not differentiate a gradient of Soft-DTW "
-        "(create_graph=True, torch.func.hessian, nested torch.func.grad)."
-    )
-
-
-def _no_jvp(ctx: Any, *tangents: Any) -> Any:
-    raise RuntimeError(
-        "softdtw_cuda: forward-mode derivatives (torch.func.jvp, jacfwd, hessian) are not implemented; use "
-        "backward or torch.func.grad for first derivatives."
+        "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
+        "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
+        "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
     )
 
 
@@ -78,27 +219,17 @@ def _no_jvp(ctx: Any, *tangents: Any) -> Any:
 
 def _fold(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
     """The problem of all V * B pairs, and B."""
-
-    def front(tensor: Tensor | None, dim: int | None) -> Tensor | None:
-        """(V or 1, ...)"""
-        if tensor is None:
-            return None
-        return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-
-    x, y, x_lengths, y_lengths = (front(*each) for each in zip(problem[:4], dims, strict=False))
+    batch = rows(problem.x, dims[0])
+    if problem.y is not None:
+        batch = max(batch, rows(problem.y, dims[1]))
+    x, y, x_lengths, y_lengths = (
+        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors, dims, strict=False)
+    )
     assert x is not None
-    batch = x.shape[1] if y is None else max(x.shape[1], y.shape[1])
-
-    def folded(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or (tensor.dim() > 2 and tensor.shape[0] == tensor.shape[1] == 1):
-            return None if tensor is None else tensor[0]  # one series for all pairs
-        return tensor.expand(size, batch, *tensor.shape[2:]).reshape(size * batch, *tensor.shape[2:])
-
-    whole = folded(x)
-    assert whole is not None
-    return problem._replace(
-        x=whole, y=folded(y), x_lengths=folded(x_lengths), y_lengths=folded(y_lengths)
-    ), batch
+    folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
+    if folded.batch != size * batch:  # nothing of the problem is mapped
+        folded = folded._replace(x=x.expand(size * batch, -1, -1))
+    return folded, batch
 
 
 def _fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Tensor:
@@ -107,10 +238,35 @@ def _fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Te
     return moved.expand(size, batch).reshape(size * batch)
 
 
-def _apply(function: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _fold_direction(
+    size: int, dims: tuple[int | None, ...], batch: int, direction: Direction
+) -> Direction:
+    a, b = (
+        fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True)
+    )
+    return direction._replace(a=a, b=b)
+
+
+def _unfold(size: int, batch: int, per_pair: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is; none in those not needed."""
+    sides = tuple(side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair)
+    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+
+
+def _multiples(
+    grad: Tensor, dim: int, per_pair: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Several gradients of the same values (is_grads_batched): each is a multiple of the first."""
+    factor = grad.movedim(dim, 0)[..., None, None]
+    sides = tuple(
+        side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair
+    )
+    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
     """torch leaves `Function.apply` without annotations."""
-    result: tuple[Tensor, Tensor] = function.apply(*arguments)
-    return result
+    return function.apply(*arguments)
 
 
 class _Value(torch.autograd.Function):
@@ -118,7 +274,7 @@ class _Value(torch.autograd.Function):
 
     setup_context = staticmethod(setup_value)
     backward = staticmethod(value_backward)
-    jvp = staticmethod(_no_jvp)
+    jvp = staticmethod(value_jvp)
 
     @staticmethod
     def forward(*problem: Any) -> tuple[Tensor, Tensor]:
@@ -127,7 +283,7 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         problem, batch = _fold(info.batch_size, in_dims, Problem(*inputs))
-        value, state = _apply(_Value, *problem[:8])
+        value, state = _apply(_Value, *problem.operands)
         # The state belongs to all pairs together: `_Gradient` folds the same dimension again and reads it.
         return (value.view(info.batch_size, batch), state), (0, None)
 
@@ -137,7 +293,7 @@ class _Gradient(torch.autograd.Function):
 
     setup_context = staticmethod(setup_gradient)
     backward = staticmethod(gradient_backward)
-    jvp = staticmethod(_no_jvp)
+    jvp = staticmethod(gradient_jvp)
 
     @staticmethod
     def forward(grad: Tensor, value: Tensor, state: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
@@ -146,24 +302,68 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         size = info.batch_size
-        grad_dim, value_dim, _, *problem_dims = in_dims
+        grad_dim, value_dim, _, *dims = in_dims
         grad, value, state, *fields = inputs
         problem = Problem(*fields)
-        if all(dim is None for dim in problem_dims[:4]):
-            # Several gradients of the same values (is_grads_batched): each is a multiple of the first.
+        if all(dim is None for dim in dims):
             ones = torch.ones_like(value)
-            per_pair = _apply(_Gradient, ones, value, state, *problem[:8])
-            factor = grad.movedim(grad_dim, 0)[..., None, None]
-            scaled = [
-                side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair
-            ]
-            return tuple(scaled), tuple(None if side.dim() == 1 else 0 for side in per_pair)
-        folded, batch = _fold(size, tuple(problem_dims), problem)
+            return _multiples(grad, grad_dim, _apply(_Gradient, ones, value, state, *problem.operands))
+        folded, batch = _fold(size, tuple(dims), problem)
         grad = _fold_numbers(size, grad_dim, batch, grad)
         value = _fold_numbers(size, value_dim, batch, value)
-        per_pair = _apply(_Gradient, grad, value, state, *folded[:8])
-        sides = [side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair]
-        return tuple(sides), tuple(None if side.dim() == 1 else 0 for side in per_pair)
+        return _unfold(size, batch, _apply(_Gradient, grad, value, state, *folded.operands))
+
+
+class _Expected(torch.autograd.Function):
+    """Fields of a Problem and of a Direction to <E, Omega>, values and state."""
+
+    setup_context = staticmethod(setup_expected)
+    backward = staticmethod(expected_backward)
+    jvp = staticmethod(expected_jvp)
+
+    @staticmethod
+    def forward(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _backends.expected(Problem(*fields[:-5]), Direction(*fields[-5:]))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        size = info.batch_size
+        problem, batch = _fold(size, in_dims[:-5], Problem(*inputs[:-5]))
+        direction = _fold_direction(size, in_dims[-4:-2], batch, Direction(*inputs[-5:]))
+        dot, value, state = _apply(_Expected, *problem.operands, *direction)
+        return (dot.view(size, batch), value.view(size, batch), state), (0, 0, None)
+
+
+class _ExpectedGradient(torch.autograd.Function):
+    """Gradient of <E, Omega>, values, state, a Problem and a Direction to gradients, one per pair."""
+
+    setup_context = staticmethod(setup_expected_gradient)
+    backward = staticmethod(third_derivative)
+    jvp = staticmethod(third_derivative)
+
+    @staticmethod
+    def forward(
+        grad: Tensor, value: Tensor, state: Tensor, *fields: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
+        return _backends.expected_backward(problem, direction, grad, value, state)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        size = info.batch_size
+        grad_dim, value_dim, _, *dims = in_dims
+        grad, value, state, *fields = inputs
+        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
+        if all(dim is None for dim in dims):
+            ones = torch.ones_like(value)
+            per_pair = _apply(_ExpectedGradient, ones, value, state, *problem.operands, *direction)
+            return _multiples(grad, grad_dim, per_pair)
+        folded, batch = _fold(size, tuple(dims[:-5]), problem)
+        direction = _fold_direction(size, tuple(dims[-4:-2]), batch, direction)
+        grad = _fold_numbers(size, grad_dim, batch, grad)
+        value = _fold_numbers(size, value_dim, batch, value)
+        per_pair = _apply(_ExpectedGradient, grad, value, state, *folded.operands, *direction)
+        return _unfold(size, batch, per_pair)
 
 
 def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -178,15 +378,18 @@ def values(problem: Problem) -> Tensor:
     """(B,) Soft-DTW values of a problem, differentiable in x and y."""
     if problem.batch == 0:
         return _no_values(problem.x) if problem.y is None else _no_values(problem.x) + _no_values(problem.y)
+    return _apply_value(with_source(problem))[0]
+
+
+def with_source(problem: Problem) -> Problem:
+    """The problem with what kernels make the costs of: costs, or series under the squared Euclidean distance."""
     if not problem.fused and problem.y is not None:
-        problem = with_costs(problem)
-    elif problem.metric.embedding is not None:
-        problem = with_embedding(problem)
-    return _apply_value(problem)[0]
+        return with_costs(problem)
+    return problem if problem.metric.embedding is None else with_embedding(problem)
 
 
 def alignment(problem: Problem) -> Tensor:
-    """(B, N, M) soft alignment E of equation (8); differentiating it raises."""
+    """(B, N, M) soft alignment E of equation (8), differentiable."""
     if problem.y is not None:
         problem = with_costs(problem)
     if problem.batch == 0:
@@ -196,22 +399,63 @@ def alignment(problem: Problem) -> Tensor:
     return gradients(problem, torch.ones_like(value), value, state)[0]
 
 
+def expected(problem: Problem, direction: Direction) -> Tensor:
+    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in its tensors and Omega's."""
+    if problem.batch == 0:
+        sides = (problem.x, problem.y, direction.a, direction.b)
+        total = _no_values(problem.x)
+        return sum((_no_values(side).to(total.dtype) for side in sides[1:] if side is not None), total)
+    problem = problem._replace(need_x=_may_need(problem.x), need_y=_may_need(problem.y))
+    direction = direction._replace(need_a=_may_need(direction.a), need_b=_may_need(direction.b))
+    return _expected(problem, direction)[0]
+
+
+def _may_need(side: Tensor | None) -> bool:
+    """Whether a gradient of this side may be asked for. Transforms hide it from a tensor that they wrap."""
+    if side is None or not torch.is_grad_enabled():
+        return False
+    return side.requires_grad or in_transform()
+
+
 def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
-    x, y = problem.x, problem.y
-    record = torch.is_grad_enabled()
-    need_x = problem.need_x or (record and x.requires_grad)
-    need_y = record and y is not None and y.requires_grad
+    need_x = problem.need_x or _may_need(problem.x)
+    need_y = problem.need_y or _may_need(problem.y)
+    if problem.sides != "both":
+        need_x, need_y = need_x and problem.sides == "x", need_y and problem.sides == "y"
+    problem = problem._replace(need_x=need_x, need_y=need_y)
     if torch.compiler.is_compiling():
-        result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem[:6], need_x, need_y)
+        result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem.operands)
         return result
-    return _apply(_Value, *problem[:6], need_x, need_y)
+    result = _apply(_Value, *problem.operands)
+    return result
 
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or in_transform()):
+    if torch.compiler.is_compiling() or not is_differentiated():
         return _backends.backward(problem, grad, value, state)
-    return _apply(_Gradient, grad, value, state, *problem[:8])
+    result: tuple[Tensor, Tensor] = _apply(_Gradient, grad, value, state, *problem.operands)
+    return result
+
+
+def _expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega>, values and state."""
+    if torch.compiler.is_compiling() or not is_differentiated():
+        return _backends.expected(problem, direction)
+    result: tuple[Tensor, Tensor, Tensor] = _apply(_Expected, *problem.operands, *direction)
+    return result
+
+
+def expected_gradients(
+    problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, y and of the direction's tensors, one per pair, for the gradient of <E, Omega>."""
+    if torch.compiler.is_compiling() or not is_differentiated():
+        return _backends.expected_backward(problem, direction, grad, value, state)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _apply(
+        _ExpectedGradient, grad, value, state, *problem.operands, *direction
+    )
+    return result
 
 
 def _no_values(side: Tensor) -> Tensor:
@@ -220,7 +464,12 @@ def _no_values(side: Tensor) -> Tensor:
 
 
 if _ops.library is not None:
-    torch.library.register_autograd(
-        "softdtw_cuda::forward", value_backward, setup_context=setup_value, lib=_ops.library
-    )
-    torch.library.register_autograd("softdtw_cuda::backward", gradient_backward, lib=_ops.library)
+    for name, backward, setup in (
+        ("forward", value_backward, setup_value),
+        ("backward", gradient_backward, setup_gradient),
+        ("expected", expected_backward, setup_expected),
+        ("expected_backward", third_derivative, setup_expected_gradient),
+    ):
+        torch.library.register_autograd(
+            f"softdtw_cuda::{name}", backward, setup_context=setup, lib=_ops.library
+        )

@@ -6,8 +6,10 @@ correct, though slower; tests/test_torch_compat.py takes every name away and run
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +26,47 @@ def _private(path: str, substitute: Callable[..., Any]) -> Callable[..., Any]:
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
 """Whether torch.func.grad, vmap and the like are active. There is no public way to ask. Without it every
 tensor goes through the dispatcher, which finds out."""
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode AD is open, so that a tensor may have a tangent. There is no public way
+    to ask. Without it every gradient is recorded, as if one were."""
+    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+def _no_nested_forward_mode(enabled: bool) -> contextlib.AbstractContextManager[None]:
+    raise RuntimeError(
+        "softdtw_cuda: this version of torch does not say how to nest forward-mode derivatives; take "
+        "torch.func.hessian or nested torch.func.grad for second derivatives."
+    )
+
+
+_set_forward_mode: Callable[[bool], contextlib.AbstractContextManager[None]] = _private(
+    "autograd.forward_ad._set_fwd_grad_enabled", _no_nested_forward_mode
+)
+"""Turns forward mode on or off. torch turns it off around a Function's jvp, and with it the outer levels of
+nested transforms, whose tangents would be lost without a word. There is no public way to turn it on."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def keeps_outer_tangents(jvp: F) -> F:
+    """For a Function's jvp: outer transforms go on to see its operations. Without the private name nested
+    forward mode raises."""
+
+    @functools.wraps(jvp)
+    def wrapped(*args: Any) -> Any:
+        if not in_transform():
+            return jvp(*args)
+        with _set_forward_mode(True):
+            return jvp(*args)
+
+    return cast(F, wrapped)
+
+
+def is_differentiated() -> bool:
+    """Whether what a backward computes may itself be differentiated."""
+    return torch.is_grad_enabled() or in_transform() or in_forward_mode()
+
 
 _dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
 """How many dispatch modes (fake tensors, tracing, counters) want to see operators. Without it they always
@@ -46,6 +89,27 @@ _is_wrapped: Callable[[Tensor], bool] = _private(
 )
 """Whether a transform has wrapped a tensor, so that a mapped dimension may be hidden. Without it every tensor
 inside a transform is taken for one."""
+
+
+def _substitute_cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Tensor:
+    batch = grad.shape[0]
+    with torch.enable_grad():
+        x = x.detach().expand(batch, -1, -1).requires_grad_()
+        mode = "donot_use_mm_for_euclid_dist"
+        again = torch.cdist(x, y.detach().expand(batch, -1, -1), p, mode)
+    return torch.autograd.grad(again, x, grad)[0]
+
+
+def _operator_cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Tensor:
+    result: Tensor = torch.ops.aten._cdist_backward(grad.contiguous(), x, y, p, distance.contiguous())
+    return result
+
+
+cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = (
+    _operator_cdist_gradient if hasattr(torch.ops.aten, "_cdist_backward") else _substitute_cdist_gradient
+)
+"""The gradient of torch.cdist(x, y, p) wrt x, one per pair, for that of the distances; cannot be
+differentiated. torch has it as an operator only. Without it torch.cdist is computed again."""
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from . import _autograd
 from ._distances import DistanceFunction
 from ._problem import Problem
+from ._torch_compat import in_forward_mode
 from ._validation import Lengths, check_cost, check_flag, check_series, explains_arguments
 
 
@@ -188,11 +189,11 @@ def half_self(problem: Problem, first: bool) -> Tensor:
     if lengths is not None and lengths.shape[0] != series.shape[0]:
         series = series.expand(lengths.shape[0], -1, -1)
     problem = problem._replace(x=series, y=series, x_lengths=lengths, y_lengths=lengths)
-    if not problem.metric.is_named:
+    # In forward mode a tangent has both sides.
+    if not problem.metric.is_named or in_forward_mode():
         return 0.5 * _autograd.values(problem)
     # The named distances are symmetric, so both sides of sdtw(x, x) have the same gradient: take one of them
     # in full instead of half of each. It is half the work, and makes the gradient of the divergence exactly
     # zero at x = y, since sdtw(x, y) is differentiated on that side by the same arithmetic.
-    detached = series.detach()
-    value = _autograd.values(problem._replace(y=detached) if first else problem._replace(x=detached))
-    return value - 0.5 * value.detach()
+    value = _autograd.values(problem._replace(sides="x" if first else "y"))
+    return value - 0.5 * value.detach() if problem.fused else 0.5 * value
