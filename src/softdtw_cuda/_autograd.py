@@ -24,7 +24,7 @@ from torch import Tensor
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
 from ._problem import Direction, Problem
-from ._torch_compat import in_transform, is_differentiated, keeps_outer_tangents
+from ._torch_compat import in_transform, is_differentiated, outer_forward_mode, saved_primals
 from ._vmap import fold, rows
 
 # Formulas. `ctx` and the arguments of setup are those of torch.autograd.Function and of torch.library alike.
@@ -75,12 +75,12 @@ def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Ten
     return grad_x, grad_y, None, None, None, None, None, None
 
 
-@keeps_outer_tangents
 def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: object) -> Any:
     """Tangent of the values: <E, Omega> with the change of the costs."""
-    _, _, *tensors = ctx.saved_tensors
-    problem = _kept_problem(ctx, tensors, False, False)
-    return _expected(problem, _change(problem, x_tangent, y_tangent))[0], None
+    with outer_forward_mode():
+        _, _, *tensors = saved_primals(ctx)
+        problem = _kept_problem(ctx, tensors, False, False)
+        return _expected(problem, _change(problem, x_tangent, y_tangent))[0], None
 
 
 def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> Direction:
@@ -128,23 +128,23 @@ def gradient_backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> tuple[Ten
     return dot.to(grad.dtype), None, None, grad_x, grad_y, *nothing
 
 
-@keeps_outer_tangents
 def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
     """Tangents of the gradients: linear in that of grad; the Hessian's product with those of the series."""
-    grad, value, state, *tensors = ctx.saved_tensors
-    problem = _kept_problem(ctx, tensors, *ctx.need)
-    x_tangent, y_tangent = tangents[2:4]
-    results: list[Tensor | None] = [None, None]
-    if grad_tangent is not None:
-        results = list(gradients(problem, grad_tangent, value, state))
-    if x_tangent is not None or y_tangent is not None:
-        direction = _change(problem, x_tangent, y_tangent)
-        _, dual_value, dual_state = _expected(problem, direction)
-        second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
-        results = [
-            more if first is None else first + more for first, more in zip(results, second, strict=True)
-        ]
-    return tuple(results)
+    with outer_forward_mode():
+        grad, value, state, *tensors = saved_primals(ctx)
+        problem = _kept_problem(ctx, tensors, *ctx.need)
+        x_tangent, y_tangent = tangents[2:4]
+        results: list[Tensor | None] = [None, None]
+        if grad_tangent is not None:
+            results = list(gradients(problem, grad_tangent, value, state))
+        if x_tangent is not None or y_tangent is not None:
+            direction = _change(problem, x_tangent, y_tangent)
+            _, dual_value, dual_state = _expected(problem, direction)
+            second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
+            results = [
+                more if first is None else first + more for first, more in zip(results, second, strict=True)
+            ]
+        return tuple(results)
 
 
 def setup_expected(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -181,24 +181,24 @@ def expected_backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor
     return grad_x, grad_y, *nothing, None, grad_a, grad_b, None, None
 
 
-@keeps_outer_tangents
 def expected_jvp(ctx: Any, *tangents: Any) -> Any:
     """Tangent of <E, Omega>: its gradients along the tangents of the series and of the direction."""
-    value, state, a, b, *tensors = ctx.saved_tensors
-    along = [*tangents[:2], *tangents[-4:-2]]
-    problem = _kept_problem(ctx, tensors, along[0] is not None, along[1] is not None)
-    total = torch.zeros_like(value)
-    if ctx.kind == "tangents" and not (along[2] is None and along[3] is None):
-        total = total + _expected(problem, Direction("tangents", along[2], along[3]))[0]
-        along[2:] = None, None
-    direction = Direction(ctx.kind, a, b, along[2] is not None, along[3] is not None)
-    if any(tangent is not None for tangent in along):
-        _, value, state = _expected(problem, direction)
-        sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
-        for side, tangent in zip(sides, along, strict=True):
-            if tangent is not None:
-                total = total + (side * tangent).sum((1, 2)).to(total.dtype)
-    return total, None, None
+    with outer_forward_mode():
+        value, state, a, b, *tensors = saved_primals(ctx)
+        along = [*tangents[:2], *tangents[-4:-2]]
+        problem = _kept_problem(ctx, tensors, along[0] is not None, along[1] is not None)
+        total = torch.zeros_like(value)
+        if ctx.kind == "tangents" and not (along[2] is None and along[3] is None):
+            total = total + _expected(problem, Direction("tangents", along[2], along[3]))[0]
+            along[2:] = None, None
+        direction = Direction(ctx.kind, a, b, along[2] is not None, along[3] is not None)
+        if any(tangent is not None for tangent in along):
+            _, value, state = _expected(problem, direction)
+            sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
+            for side, tangent in zip(sides, along, strict=True):
+                if tangent is not None:
+                    total = total + (side * tangent).sum((1, 2)).to(total.dtype)
+        return total, None, None
 
 
 def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

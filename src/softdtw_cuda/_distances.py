@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._torch_compat import cdist_gradient as _cdist_gradient
-from ._torch_compat import is_differentiated, keeps_outer_tangents
+from ._torch_compat import is_differentiated, outer_forward_mode, saved_primals
 from ._vmap import fold, rows
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ class _SignSum(torch.autograd.Function):
         return _cityblock_tangent(*ctx.saved_tensors, grad, None), None, None
 
     @staticmethod
-    @keeps_outer_tangents
     def jvp(ctx: Any, grad: Tensor, *_: object) -> Tensor:
-        return _sign_sum(grad, *ctx.saved_tensors)
+        with outer_forward_mode():
+            return _sign_sum(grad, *saved_primals(ctx))
 
 
 _sign_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = _SignSum.apply
@@ -260,11 +260,11 @@ class _PairwiseInTransforms(_Pairwise):
     """The same, with forward mode and vmap."""
 
     @staticmethod
-    @keeps_outer_tangents
     def jvp(ctx: Any, _: object, __: object, a: Tensor | None, b: Tensor | None) -> Tensor:
-        x, y, cost = ctx.saved_tensors
-        y, b = (x, a) if y is None else (y, b)
-        return _RULES[ctx.name].tangent(x, y, a, b, cost).to(x.dtype)
+        with outer_forward_mode():
+            x, y, cost = saved_primals(ctx)
+            y, b = (x, a) if y is None else (y, b)
+            return _RULES[ctx.name].tangent(x, y, a, b, cost).to(x.dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, sides: str, x: Tensor, y: Tensor | None) -> Any:

@@ -7,9 +7,8 @@ correct, though slower; tests/test_torch_compat.py takes every name away and run
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,21 +45,19 @@ _set_forward_mode: Callable[[bool], contextlib.AbstractContextManager[None]] = _
 """Turns forward mode on or off. torch turns it off around a Function's jvp, and with it the outer levels of
 nested transforms, whose tangents would be lost without a word. There is no public way to turn it on."""
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
+    """For the body of a Function's jvp: outer transforms go on to see its operations. Without the private name
+    nested forward mode raises."""
+    return _set_forward_mode(True) if in_transform() else contextlib.nullcontext()
 
 
-def keeps_outer_tangents(jvp: F) -> F:
-    """For a Function's jvp: outer transforms go on to see its operations. Without the private name nested
-    forward mode raises."""
-
-    @functools.wraps(jvp)
-    def wrapped(*args: Any) -> Any:
-        if not in_transform():
-            return jvp(*args)
-        with _set_forward_mode(True):
-            return jvp(*args)
-
-    return cast(F, wrapped)
+def saved_primals(ctx: Any) -> list[Any]:
+    """The tensors that a Function's jvp has saved, without the tangents that it is about to use."""
+    if not in_transform():
+        return list(ctx.saved_tensors)
+    unpack = torch.autograd.forward_ad.unpack_dual
+    return [None if tensor is None else unpack(tensor).primal for tensor in ctx.saved_tensors]
 
 
 def is_differentiated() -> bool:
