@@ -3,7 +3,7 @@
 from .barycenters import BarycenterInfo, softdtw_barycenter
 from .functional import softdtw, softdtw_alignment, softdtw_divergence, softdtw_from_cost
 from .modules import SoftDTW
-from .pairs import softdtw_cdist
+from .pairs import softdtw_cdist, softdtw_pairs
 
 __version__ = "0.1.0"
 
@@ -16,4 +16,5 @@ __all__ = [
     "softdtw_cdist",
     "softdtw_divergence",
     "softdtw_from_cost",
+    "softdtw_pairs",
 ]

@@ -1,7 +1,7 @@
 """Gradient formulas, once for every route: eager autograd, torch.func and vmap, compiled graphs.
 
-Eager tensors and torch.func go through four Functions; compiled graphs call the operators of `_ops`, which are
-registered with the same formulas. With E the alignment and Omega a direction on the costs:
+Eager tensors and torch.func go through four Functions; compiled graphs call the operators of `_ops`, which
+are registered with the same formulas. With E the alignment and Omega a direction on the costs:
 
     Value              the values; their derivative along Omega is <E, Omega>
     Gradient           grad_b E_b, contracted with what the costs are made of
@@ -10,12 +10,13 @@ registered with the same formulas. With E the alignment and Omega a direction on
 
 Value's gradient is Gradient and its tangent Expected. With cotangents A and B of Gradient's results, and with
 Omega the change of the costs along them, <A, grad_x> + <B, grad_y> = sum_b grad_b <E_b, Omega_b>: Gradient's
-own gradient is Expected (that of grad) and ExpectedGradient (that of the series). The Hessian is symmetric, so
-its tangent is ExpectedGradient, too. Third derivatives would be those of ExpectedGradient, which raises.
+own gradient is Expected (that of grad) and ExpectedGradient (that of the series). The Hessian is symmetric,
+so its tangent is ExpectedGradient, too. Third derivatives would be those of ExpectedGradient, which raises.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -24,8 +25,10 @@ from torch import Tensor
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
 from ._problem import Direction, Problem
-from ._torch_compat import in_transform, is_differentiated, outer_forward_mode, saved_primals
+from ._torch_compat import in_forward_mode, in_transform, is_differentiated, outer_forward_mode, saved_primals
 from ._vmap import fold, rows
+
+PairRange = Callable[[int, int], Tensor]
 
 # Formulas. `ctx` and the arguments of setup are those of torch.autograd.Function and of torch.library alike.
 
@@ -44,8 +47,10 @@ def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...
     return problem.tensors
 
 
-def _kept_problem(ctx: Any, tensors: tuple[Any, ...], need_x: bool, need_y: bool) -> Problem:
-    return Problem(*tensors[:4], *ctx.options, need_x, need_y)
+def _kept_problem(ctx: Any, tensors: list[Any], need_x: bool, need_y: bool) -> Problem:
+    x, y, x_lengths, y_lengths, pairs = tensors
+    gamma, bandwidth = ctx.options
+    return Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y, pairs)
 
 
 def setup_value(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -72,7 +77,7 @@ def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Ten
         problem = _kept_problem(ctx, tensors, need_x, need_y)
         per_pair = gradients(problem, grad, value, state)
         grad_x, grad_y = _sum_sides(problem, *per_pair)
-    return grad_x, grad_y, None, None, None, None, None, None
+    return grad_x, grad_y, None, None, None, None, None, None, None
 
 
 def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: object) -> Any:
@@ -80,7 +85,8 @@ def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: 
     with outer_forward_mode():
         _, _, *tensors = saved_primals(ctx)
         problem = _kept_problem(ctx, tensors, False, False)
-        return _expected(problem, _change(problem, x_tangent, y_tangent))[0], None
+        tangents = _of_pairs(problem, x_tangent, y_tangent)
+        return _expected(problem, _change(problem, *tangents))[0], None
 
 
 def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> Direction:
@@ -90,18 +96,51 @@ def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None
     return Direction("tangents", x_tangent, y_tangent)
 
 
-def _sum_sides(problem: Problem, per_pair_x: Tensor, per_pair_y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _of_pairs(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> list[Tensor | None]:
+    """The tangents of each pair's own series."""
+    if problem.pairs is None:
+        return [x_tangent, y_tangent]
+    return [
+        None if tangent is None else tangent[index.long().clamp(0, tangent.shape[0] - 1)]
+        for tangent, index in zip((x_tangent, y_tangent), problem.pairs.unbind(1), strict=True)
+    ]
+
+
+def _sum_sides(
+    problem: Problem, per_pair_x: Tensor, per_pair_y: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and y out of those that each pair has, None where they are not needed."""
-    grad_x = _sum_to(per_pair_x, problem.x) if problem.need_x else None
-    grad_y = _sum_to(per_pair_y, problem.y) if problem.need_y and problem.y is not None else None
+    x, y, pairs = problem.x, problem.y, problem.pairs
+    first, second = (None, None) if pairs is None else pairs.unbind(1)
+    grad_x = _sum_to(per_pair_x, x, first) if problem.need_x else None
+    grad_y = _sum_to(per_pair_y, y, second) if problem.need_y and y is not None else None
     return grad_x, grad_y
 
 
-def _sum_to(per_pair: Tensor, side: Tensor) -> Tensor:
-    """Gradients, one per pair, summed for a side that is broadcast."""
+def _sum_to(per_pair: Tensor, side: Tensor, series: Tensor | None = None) -> Tensor:
+    """Gradients, one per pair, summed for each series of a side; `series` (P,) says which one a pair has."""
+    if series is not None:
+        return _add_in_order(per_pair.new_zeros(side.shape), per_pair, series).to(side.dtype)
     if per_pair.shape[0] == side.shape[0]:
         return per_pair
     return per_pair.sum(0, keepdim=True).to(side.dtype)
+
+
+def _add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
+    """total (K, ...) and, one after the other, the rows of per_pair (P, ...) that belong to each series.
+
+    The order is that of the list, wherever it is cut: the sum has the same bits for every size of the parts.
+    """
+    count = total.shape[0]
+    series = series.long().clamp(0, count - 1)  # an index out of range has no gradient
+    if is_differentiated():  # segment_reduce can neither be mapped nor has it a tangent
+        return total.index_put((series,), per_pair, accumulate=True)
+    owners = torch.cat([torch.arange(count, device=series.device), series])
+    order = torch.argsort(owners, stable=True)
+    sizes = torch.ones(count, dtype=torch.int64, device=series.device)
+    sizes = sizes.scatter_add(0, series, torch.ones_like(series))
+    rows = torch.cat([total, per_pair])[order]
+    return torch.segment_reduce(rows, "sum", lengths=sizes, axis=0, unsafe=True)
 
 
 def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -138,7 +177,7 @@ def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
         if grad_tangent is not None:
             results = list(gradients(problem, grad_tangent, value, state))
         if x_tangent is not None or y_tangent is not None:
-            direction = _change(problem, x_tangent, y_tangent)
+            direction = _change(problem, *_of_pairs(problem, x_tangent, y_tangent))
             _, dual_value, dual_state = _expected(problem, direction)
             second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
             results = [
@@ -195,6 +234,7 @@ def expected_jvp(ctx: Any, *tangents: Any) -> Any:
         if any(tangent is not None for tangent in along):
             _, value, state = _expected(problem, direction)
             sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
+            along[:2] = _of_pairs(problem, *along[:2])
             for side, tangent in zip(sides, along, strict=True):
                 if tangent is not None:
                     total = total + (side * tangent).sum((1, 2)).to(total.dtype)
@@ -219,11 +259,13 @@ def third_derivative(ctx: Any, *_: Any) -> NoReturn:
 
 def _fold(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
     """The problem of all V * B pairs, and B."""
+    if problem.pairs is not None:
+        return _fold_pairs(size, dims, problem)
     batch = rows(problem.x, dims[0])
     if problem.y is not None:
         batch = max(batch, rows(problem.y, dims[1]))
     x, y, x_lengths, y_lengths = (
-        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors, dims, strict=False)
+        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors[:4], dims, strict=False)
     )
     assert x is not None
     folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
@@ -232,23 +274,51 @@ def _fold(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Pr
     return folded, batch
 
 
+def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
+    """The problem of V lists of pairs, each with series of its own or with those of all."""
+    x, y, x_lengths, y_lengths, pairs = (
+        tensor if tensor is None else tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
+    )
+    assert x is not None
+    assert y is not None
+    assert pairs is not None
+    map_index = torch.arange(size, dtype=torch.int32, device=pairs.device).view(size, 1)
+
+    def own(side: Tensor, lengths: Tensor | None, column: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Series (V * K, ...) and their lengths, and which of them the pairs have."""
+        maps = size if lengths is not None and lengths.shape[0] > side.shape[0] else side.shape[0]
+        each = side.expand(maps, *side.shape[1:]).flatten(0, 1)
+        each_length = None if lengths is None else lengths.expand(maps, -1).flatten()
+        index = pairs[..., column] + (map_index * side.shape[1] if maps > 1 else 0)
+        return each, each_length, index.expand(size, -1).flatten()
+
+    first, first_lengths, first_index = own(x, x_lengths, 0)
+    second, second_lengths, second_index = own(y, y_lengths, 1)
+    return problem._replace(
+        x=first,
+        y=second,
+        x_lengths=first_lengths,
+        y_lengths=second_lengths,
+        pairs=torch.stack([first_index, second_index], 1),
+    ), pairs.shape[1]
+
+
 def _fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Tensor:
     """(V, B) or (B,) numbers as (V * B,)."""
     moved = numbers if dim is None else numbers.movedim(dim, 0)
     return moved.expand(size, batch).reshape(size * batch)
 
 
-def _fold_direction(
-    size: int, dims: tuple[int | None, ...], batch: int, direction: Direction
-) -> Direction:
-    a, b = (
-        fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True)
-    )
+def _fold_direction(size: int, dims: tuple[int | None, ...], batch: int, direction: Direction) -> Direction:
+    a, b = (fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True))
     return direction._replace(a=a, b=b)
 
 
-def _unfold(size: int, batch: int, per_pair: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is; none in those not needed."""
+def _unfold(
+    size: int, batch: int, per_pair: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is."""
     sides = tuple(side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair)
     return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
 
@@ -381,8 +451,62 @@ def values(problem: Problem) -> Tensor:
     return _apply_value(with_source(problem))[0]
 
 
+class _PairValues(torch.autograd.Function):
+    """Values of a long list of pairs, part by part. No state is kept: the backward walks forward again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, of: PairRange
+    ) -> Tensor:
+        ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
+        ctx.options = problem.gamma, problem.bandwidth
+        ctx.parts = count, part, of
+        values = [
+            _backends.forward(problem._replace(pairs=of(start, min(start + part, count))))[0]
+            for start in range(0, count, part)
+        ]
+        return torch.cat(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, x_lengths, y_lengths = ctx.saved_tensors
+        need_x, need_y = ctx.needs_input_grad[:2]
+        count, part, of = ctx.parts
+        gamma, bandwidth = ctx.options
+        problem = Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y)
+        grad_x, grad_y = (x.new_zeros(side.shape, dtype=problem.value_dtype) for side in (x, y))
+        for start in range(0, count, part):
+            stop = min(start + part, count)
+            pairs = of(start, stop)
+            listed = problem._replace(pairs=pairs)
+            value, state = _backends.forward(listed)
+            per_pair_x, per_pair_y = gradients(listed, grad[start:stop], value, state)
+            del state
+            if need_x:
+                grad_x = _add_in_order(grad_x, per_pair_x, pairs[:, 0])
+            if need_y:
+                grad_y = _add_in_order(grad_y, per_pair_y, pairs[:, 1])
+        first = grad_x.to(x.dtype) if need_x else None
+        second = grad_y.to(y.dtype) if need_y else None
+        return first, second, None, None, None, None
+
+
+def pair_values(problem: Problem, count: int, part: int, of: PairRange) -> Tensor:
+    """(count,) values of a fused problem without `pairs`: those of its series that `of` names.
+
+    Args:
+        part: pairs that are computed together. Fewer than `count` of them are computed again for the
+            gradient, so that no more than a part's state is ever kept.
+        of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
+    """
+    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or want tangents
+        return _apply_value(problem._replace(pairs=of(0, count)))[0]
+    result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, of)
+    return result
+
+
 def with_source(problem: Problem) -> Problem:
-    """The problem with what kernels make the costs of: costs, or series under the squared Euclidean distance."""
+    """The problem with its costs, or with series whose squared Euclidean distances are the costs."""
     if not problem.fused and problem.y is not None:
         return with_costs(problem)
     return problem if problem.metric.embedding is None else with_embedding(problem)
@@ -400,7 +524,7 @@ def alignment(problem: Problem) -> Tensor:
 
 
 def expected(problem: Problem, direction: Direction) -> Tensor:
-    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in its tensors and Omega's."""
+    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in both's tensors."""
     if problem.batch == 0:
         sides = (problem.x, problem.y, direction.a, direction.b)
         total = _no_values(problem.x)

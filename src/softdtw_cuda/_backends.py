@@ -24,8 +24,8 @@ class Backend(Protocol):
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Values (B,) in `problem.value_dtype`, and the state that `backward` needs, as bytes.
 
-        The state is empty where no gradient is needed. A sample whose lengths or band make no sense has the
-        value NaN; one that no path of finite cost goes through has +inf.
+        The state is empty where no gradient is needed. A pair whose lengths, indices or band make no sense
+        has the value NaN; one that no path of finite cost goes through has +inf.
         """
 
     def backward(self, problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +57,8 @@ class DualBackend(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of sum_b grad_b <E_b, Omega_b> wrt x, y, a and b, one per pair, or `no_gradient`.
 
-        grad E-dot contracted with what the costs are made of, and grad E with what Omega is made of. Types and
-        zeros as those of `Backend.backward`.
+        grad E-dot contracted with what the costs are made of, and grad E with what Omega is made of. Types
+        and zeros as those of `Backend.backward`.
         """
 
     def expected_state_bytes(self, problem: Problem, direction: Direction) -> int:

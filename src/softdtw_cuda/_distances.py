@@ -137,7 +137,8 @@ class _SignSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _cityblock_tangent(*ctx.saved_tensors, grad, None), None, None
+        x, y = ctx.saved_tensors
+        return _cityblock_tangent(x, y, grad, None), None, None
 
     @staticmethod
     def jvp(ctx: Any, grad: Tensor, *_: object) -> Tensor:
@@ -271,7 +272,8 @@ class _PairwiseInTransforms(_Pairwise):
         size, (x_dim, y_dim) = info.batch_size, in_dims[2:]
         batch = rows(x, x_dim) if y is None else max(rows(x, x_dim), rows(y, y_dim))
         folded_x, folded_y = fold(x, x_dim, size, batch), fold(y, y_dim, size, batch)
-        cost: Tensor = _PairwiseInTransforms.apply(name, sides, folded_x, folded_y)
+        function: Any = _PairwiseInTransforms
+        cost: Tensor = function.apply(name, sides, folded_x, folded_y)
         return cost.unflatten(0, (size, batch)), 0
 
 

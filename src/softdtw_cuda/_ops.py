@@ -1,6 +1,7 @@
 """The registered operators, for compiled graphs: schemas, kernels, shapes for tracing.
 
-Their arguments are the fields of a Problem that backends read and those of a Direction, in order. `_autograd` registers their gradients.
+Their arguments are the fields of a Problem that backends read, and those of a Direction, in order.
+`_autograd` registers their gradients.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from torch import Tensor
 from ._backends import backend, dual_backend
 from ._problem import Direction, Problem
 from ._torch_compat import operator_library
-from ._validation import check_host_lengths
+from ._validation import check_host_indices
 
 _PROBLEM = (
     "Tensor x, Tensor? y, Tensor? x_lengths, Tensor? y_lengths, "
-    "float gamma, int bandwidth, bool need_x, bool need_y"
+    "float gamma, int bandwidth, bool need_x, bool need_y, Tensor? pairs"
 )
 _DIRECTION = "str kind, Tensor? a, Tensor? b, bool need_a, bool need_b"
-_FIELDS = 8
+_FIELDS = 9
 
 
 def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
-    check_host_lengths(problem)
+    check_host_indices(problem)
     return backend(problem.x.device.type).forward(problem)
 
 
@@ -36,7 +37,7 @@ def _backward(grad: Tensor, value: Tensor, state: Tensor, *fields: Any) -> tuple
 
 def _expected(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
-    check_host_lengths(problem)
+    check_host_indices(problem)
     return dual_backend(problem.x.device.type).expected(problem, direction)
 
 
@@ -91,8 +92,8 @@ def _register(library: torch.library.Library) -> None:
     pair, triple, four = (f"({', '.join(['Tensor'] * count)})" for count in (2, 3, 4))
     saved = "Tensor grad, Tensor value, Tensor state"
     for name, schema, kernel, shapes in (
-        ("forward", f"({_PROBLEM}) -> {pair}", _forward, _forward_shapes),
-        ("backward", f"({saved}, {_PROBLEM}) -> {pair}", _backward, _backward_shapes),
+        ("forward", f"({_PROBLEM}=None) -> {pair}", _forward, _forward_shapes),
+        ("backward", f"({saved}, {_PROBLEM}=None) -> {pair}", _backward, _backward_shapes),
         ("expected", f"({_PROBLEM}, {_DIRECTION}) -> {triple}", _expected, _expected_shapes),
         (
             "expected_backward",

@@ -15,15 +15,18 @@ NO_BAND = -1
 class Problem(NamedTuple):
     """B pairs of series, or B cost matrices, with the options of Soft-DTW.
 
-    The first eight fields are what backends read, in the order of the operators' arguments.
+    The first nine fields are what backends read, in the order of the operators' arguments.
 
     Attributes:
-        x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs.
-        y: (B or 1, M, D) series.
-        x_lengths, y_lengths: (B,) int32 on the device of x; None where no series is padded.
+        x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs. With
+            `pairs`, any number of series, (K, N, D).
+        y: (B or 1, M, D) series; with `pairs` (L, M, D).
+        x_lengths, y_lengths: (B,) int32 on the device of x; None where no series is padded. With `pairs` one
+            length for each series, (K,) and (L,).
         gamma: temperature, greater than 0 and finite.
         bandwidth: Sakoe-Chiba radius, or `NO_BAND`.
         need_x, need_y: the gradients that may be asked for. Without any, no state is saved.
+        pairs: None, or (B, 2) int32 on the device of x: which series of x and which of y each pair has.
         metric: what the costs of x and y are.
         fused: costs are made inside the kernel, which knows squared Euclidean distances.
         sides: the series that the values are differentiated by. The value of a series with itself has the
@@ -39,6 +42,7 @@ class Problem(NamedTuple):
     bandwidth: int
     need_x: bool = False
     need_y: bool = False
+    pairs: Tensor | None = None
     metric: Metric = SQUARED_EUCLIDEAN
     fused: bool = True
     sides: Sides = "both"
@@ -46,18 +50,20 @@ class Problem(NamedTuple):
     @property
     def batch(self) -> int:
         """Number of pairs."""
+        if self.pairs is not None:
+            return self.pairs.shape[0]
         if self.y is None or self.x.shape[0] != 1:
             return self.x.shape[0]
         return self.y.shape[0]
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.x, self.y, self.x_lengths, self.y_lengths
+        return self.x, self.y, self.x_lengths, self.y_lengths, self.pairs
 
     @property
     def operands(self) -> tuple[Any, ...]:
         """The arguments of the operators."""
-        return self[:8]
+        return self[:9]
 
     @property
     def n(self) -> int:
@@ -80,8 +86,25 @@ class Problem(NamedTuple):
         return self.x.new_empty(0, dtype=self.value_dtype)
 
     def gradient_dtype(self, side: Tensor) -> torch.dtype:
-        """Of the gradients, one per pair, of `side`; those of a broadcast side are to be summed."""
-        return side.dtype if side.shape[0] == self.batch else self.value_dtype
+        """Of the gradients, one per pair, of `side`; those of a series in several pairs are to be summed."""
+        return side.dtype if self.pairs is None and side.shape[0] == self.batch else self.value_dtype
+
+    def gathered(self) -> Problem:
+        """The same pairs with a copy of each pair's own series."""
+        if self.pairs is None:
+            return self
+        first, second = self.pairs.long().unbind(1)
+
+        def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
+            return None if tensor is None else tensor[index]
+
+        return self._replace(
+            x=self.x[first],
+            y=pick(self.y, second),
+            x_lengths=pick(self.x_lengths, first),
+            y_lengths=pick(self.y_lengths, second),
+            pairs=None,
+        )
 
 
 class Direction(NamedTuple):

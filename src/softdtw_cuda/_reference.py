@@ -294,6 +294,7 @@ def _options(problem: Problem) -> tuple[float, int, Tensor | None, Tensor | None
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and an empty state."""
+    problem = problem.gathered()
     with torch.no_grad():
         value = softdtw_from_cost(_costs(problem)[0], *_options(problem))
     return value.to(problem.value_dtype), problem.x.new_empty(0, dtype=torch.uint8)
@@ -322,26 +323,31 @@ def _series_gradients(gradient: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, T
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
+    x_dtype = problem.gradient_dtype(problem.x)
+    y_dtype = x_dtype if problem.y is None else problem.gradient_dtype(problem.y)
+    problem = problem.gathered()
     with torch.no_grad():
         cost, x, y = _costs(problem)
         alignment = alignment_from_cost(cost, *_options(problem))
         gradient = _settled(problem, alignment, grad, value)
         if x is None or y is None or problem.y is None:
-            return gradient.to(problem.x.dtype), problem.no_gradient()
+            return gradient.to(x_dtype), problem.no_gradient()
         grad_x = grad_y = problem.no_gradient()
         if problem.need_x:
-            grad_x = sqeuclidean_gradient(gradient, x, y).to(problem.gradient_dtype(problem.x))
+            grad_x = sqeuclidean_gradient(gradient, x, y).to(x_dtype)
         if problem.need_y:
             by_column = gradient.transpose(1, 2)
-            grad_y = sqeuclidean_gradient(by_column, y, x).to(problem.gradient_dtype(problem.y))
+            grad_y = sqeuclidean_gradient(by_column, y, x).to(y_dtype)
     return grad_x, grad_y
 
 
 # Second order. E and its derivative are tables here; only their contractions leave.
 
 
-def _sides(problem: Problem, direction: Direction, x: Tensor | None, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """a and b of the direction, wide, with finite numbers in the padding; zeros for tangents that are None."""
+def _sides(
+    problem: Problem, direction: Direction, x: Tensor | None, y: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """a and b of the direction, wide, with finite numbers in the padding; zeros for None."""
     sides = []
     for side, series, lengths in (
         (direction.a, x, problem.x_lengths),
@@ -379,6 +385,7 @@ def _omega(problem: Problem, direction: Direction, x: Tensor | None, y: Tensor |
 
 def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
     """<E, Omega> and values (B,), and an empty state."""
+    problem = problem.gathered()
     with torch.no_grad():
         cost, x, y = _costs(problem)
         value = softdtw_from_cost(cost, *_options(problem))
@@ -397,6 +404,7 @@ def expected_backward(
     problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients, one per pair."""
+    asked, problem = problem, problem.gathered()
     with torch.no_grad():
         cost, x, y = _costs(problem)
         _, *tables = dual_from_cost(cost, _omega(problem, direction, x, y), *_options(problem))
@@ -416,11 +424,11 @@ def expected_backward(
             grad_x, grad_y = grad_x + more_x, grad_y + more_y
 
     def given(gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
-        return gradient.to(problem.gradient_dtype(side)) if needed and side is not None else none
+        return gradient.to(asked.gradient_dtype(side)) if needed and side is not None else none
 
     return (
-        given(grad_x, problem.x, problem.need_x),
-        given(grad_y, problem.y, problem.need_y),
+        given(grad_x, asked.x, asked.need_x),
+        given(grad_y, asked.y, asked.need_y),
         given(grad_a, direction.a, direction.need_a),
         given(grad_b, direction.b, direction.need_b),
     )

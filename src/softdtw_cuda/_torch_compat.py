@@ -26,6 +26,7 @@ in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active
 """Whether torch.func.grad, vmap and the like are active. There is no public way to ask. Without it every
 tensor goes through the dispatcher, which finds out."""
 
+
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode AD is open, so that a tensor may have a tangent. There is no public way
     to ask. Without it every gradient is recorded, as if one were."""
@@ -47,8 +48,8 @@ nested transforms, whose tangents would be lost without a word. There is no publ
 
 
 def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
-    """For the body of a Function's jvp: outer transforms go on to see its operations. Without the private name
-    nested forward mode raises."""
+    """For the body of a Function's jvp: outer transforms go on to see its operations. Without the private
+    name nested forward mode raises."""
     return _set_forward_mode(True) if in_transform() else contextlib.nullcontext()
 
 
@@ -56,7 +57,7 @@ def saved_primals(ctx: Any) -> list[Any]:
     """The tensors that a Function's jvp has saved, without the tangents that it is about to use."""
     if not in_transform():
         return list(ctx.saved_tensors)
-    unpack = torch.autograd.forward_ad.unpack_dual
+    unpack: Any = torch.autograd.forward_ad.unpack_dual
     return [None if tensor is None else unpack(tensor).primal for tensor in ctx.saved_tensors]
 
 

@@ -306,7 +306,7 @@ def check_cost(
 
 def check_all_pairs(
     x: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     gamma: float,
     bandwidth: int | None,
     dist: str | DistanceFunction,
@@ -315,6 +315,13 @@ def check_all_pairs(
     y_lengths: Lengths | None,
 ) -> Problem:
     """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,)."""
+    if y is None:
+        if y_lengths is not None:
+            raise ValueError(
+                "y_lengths is given but y is not, so x is compared with itself; leave it out, x_lengths is "
+                "enough."
+            )
+        y, y_lengths = x, x_lengths
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
@@ -329,6 +336,87 @@ def check_all_pairs(
         y_host if y_rows is not None else [y.shape[1]],
     )
     return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
+
+
+def check_pairs(
+    x: Tensor,
+    y: Tensor,
+    pairs: Tensor | Sequence[Sequence[int]],
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    x_lengths: Lengths | None,
+    y_lengths: Lengths | None,
+) -> Problem:
+    """The problem of the listed pairs of x (K, N, D) and y (L, M, D); lengths are (K,) and (L,)."""
+    # The band is checked for the listed pairs alone.
+    problem = check_all_pairs(x, y, gamma, None, dist, fused, x_lengths, y_lengths)
+    problem = problem._replace(bandwidth=check_bandwidth(bandwidth))
+    problem = problem._replace(pairs=_check_indices(pairs, problem))
+    _check_band_of_pairs(problem)
+    return problem
+
+
+def _check_indices(pairs: object, problem: Problem) -> Tensor:
+    """pairs as (P, 2) int32 on the device of x; checked unless the host would have to wait for a GPU."""
+    try:
+        given = pairs if isinstance(pairs, Tensor) else torch.as_tensor(pairs, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"pairs must be a (P, 2) tensor or list of integers, got {type(pairs).__name__}; pass for "
+            "example [[0, 3], [1, 2]]."
+        ) from None
+    if given.numel() == 0 and given.dim() == 1:
+        given = given.new_empty((0, 2), dtype=torch.int64)  # an empty list
+    if given.dim() != 2 or given.shape[1] != 2:
+        raise ValueError(
+            f"pairs has shape {tuple(given.shape)}, expected (P, 2): an index into x and one into y for each "
+            "pair; torch.stack([rows, columns], 1) makes it of two lists."
+        )
+    if given.dtype not in _INTEGERS:
+        raise TypeError(f"pairs has dtype {given.dtype}, expected integers; convert it with pairs.long().")
+    device = problem.x.device
+    if given.device != device and given.device.type != "cpu":
+        raise ValueError(
+            f"pairs is on {given.device}, expected {device} (where the series are) or the CPU; move it with "
+            f"pairs.to({str(device)!r})."
+        )
+    if can_be_read(given):
+        _check_index_range(given, problem)
+    return _narrow(given, device)
+
+
+def _check_index_range(pairs: Tensor, problem: Problem) -> None:
+    assert problem.y is not None
+    for column, side, name in ((0, problem.x, "x"), (1, problem.y, "y")):
+        index = pairs[:, column]
+        outside = (index < 0) | (index >= side.shape[0])
+        if outside.any():
+            p = int(outside.nonzero()[0, 0])
+            raise ValueError(
+                f"pairs[{p}, {column}] is {int(index[p])}, expected an index from 0 to {side.shape[0] - 1} "
+                f"into the {side.shape[0]} series of {name}."
+            )
+
+
+def _check_band_of_pairs(problem: Problem) -> None:
+    """Raise where the band leaves a listed pair without a path, if the host has lengths and pairs."""
+    given = [each for each in (problem.x_lengths, problem.y_lengths, problem.pairs) if each is not None]
+    if problem.bandwidth < 0 or problem.batch == 0 or not all(can_be_read(each) for each in given):
+        return
+    assert problem.pairs is not None
+    first, second = problem.pairs.long().unbind(1)
+    rows = [problem.n] * problem.batch if problem.x_lengths is None else problem.x_lengths[first].tolist()
+    columns = [problem.m] * problem.batch if problem.y_lengths is None else problem.y_lengths[second].tolist()
+    _check_band(problem.bandwidth, rows, columns)
+
+
+def check_memory_limit(memory_limit: object) -> int | None:
+    """Bytes, or None."""
+    if isinstance(memory_limit, float) and memory_limit.is_integer():  # 1e9 is how people write it
+        memory_limit = int(memory_limit)
+    return None if memory_limit is None else check_count("memory_limit", memory_limit)
 
 
 def _with_lengths(
@@ -349,9 +437,20 @@ def _with_lengths(
     return problem._replace(x_lengths=x_given, y_lengths=y_given)
 
 
-def check_host_lengths(problem: Problem) -> None:
-    """Raise for bad lengths on the CPU: compiled graphs meet their numbers only when they run."""
-    if problem.x.device.type == "cpu" and not (problem.x_lengths is None and problem.y_lengths is None):
+def check_host_indices(problem: Problem) -> None:
+    """Raise for bad lengths and pairs on the CPU: compiled graphs meet their numbers only when they run."""
+    if problem.x.device.type != "cpu":
+        return
+    if problem.pairs is not None:
+        assert problem.y is not None
+        _check_index_range(problem.pairs, problem)
+        for lengths, name, side in (
+            (problem.x_lengths, "x_lengths", problem.x),
+            (problem.y_lengths, "y_lengths", problem.y),
+        ):
+            check_lengths(lengths, name, side.shape[0], side.shape[0], side.shape[1], side.device, True)
+        _check_band_of_pairs(problem)
+    elif not (problem.x_lengths is None and problem.y_lengths is None):
         _with_lengths(problem, problem.x_lengths, problem.y_lengths, batched=True)
 
 

@@ -1,21 +1,40 @@
-"""Soft-DTW between many series: all pairs of two sets."""
+"""Soft-DTW between many series: a list of pairs, or all pairs of two sets."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from . import _autograd
+from ._backends import backend
 from ._distances import DistanceFunction, with_embedding
 from ._problem import Problem
-from ._validation import Lengths, check_all_pairs, check_flag, explains_arguments
+from ._torch_compat import in_transform
+from ._validation import (
+    Lengths,
+    check_all_pairs,
+    check_flag,
+    check_memory_limit,
+    check_pairs,
+    explains_arguments,
+)
 from .functional import half_self
+
+SHARE_OF_FREE_MEMORY = 0.25
+"""Of the device's, that a call takes at most unless the user says otherwise: others work there, too."""
+BYTES_OF_A_STEP = 64
+"""Of each time step, for what a launch needs besides state and gradients: rows handed from strip to strip."""
 
 
 @explains_arguments
-def softdtw_cdist(
+def softdtw_pairs(
     x: Tensor,
     y: Tensor,
+    pairs: Tensor | Sequence[Sequence[int]],
     *,
     gamma: float = 1.0,
     bandwidth: int | None = None,
@@ -24,19 +43,79 @@ def softdtw_cdist(
     fused: bool | None = None,
     x_lengths: Lengths | None = None,
     y_lengths: Lengths | None = None,
+    memory_limit: int | None = None,
 ) -> Tensor:
-    """Soft-DTW between every series of x and every series of y, differentiable in both.
+    """Soft-DTW between listed pairs of series, differentiable in both sets.
 
-    One broadcast call for each series of the smaller set, so no series is ever copied.
+    No series is copied: the kernels read each pair's indices. (Metrics without a fused path, and
+    ``fused=False``, build the cost matrices of as many pairs at a time as memory_limit allows.)
 
     Args:
         x: (K, N, D).
         y: (L, M, D).
-        x_lengths, y_lengths: (K,) and (L,) true lengths.
+        pairs: (P, 2) integers, a tensor or a list: the index into x and the index into y of each pair, in any
+            order, repeated or not. Indices in a CUDA tensor are checked by the kernel, not by the host: one
+            out of range gives NaN for its pair.
+        x_lengths, y_lengths: (K,) and (L,) true lengths of the series.
+        memory_limit: bytes to work with besides inputs and results. What does not fit is split, and
+            computed a second time for the gradient instead of kept. None: a quarter of what the device has
+            free. The results have the same bits whatever the limit.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
 
     Returns:
-        (K, L) values.
+        (P,) values. The gradients of pairs that share a series are summed in the order of the list.
+
+    Raises:
+        TypeError, ValueError: as :func:`softdtw`, and for indices out of range.
+
+    Example:
+        >>> x, y = torch.randn(5, 50, 3), torch.randn(7, 60, 3)
+        >>> softdtw_pairs(x, y, [[0, 6], [4, 1], [0, 2]], gamma=0.1).shape
+        torch.Size([3])
+    """
+    normalize = check_flag("normalize", normalize)
+    limit = check_memory_limit(memory_limit)
+    problem = check_pairs(x, y, pairs, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
+    listed, problem = problem.pairs, problem._replace(pairs=None)
+    assert listed is not None
+
+    def list_range(start: int, stop: int) -> Tensor:
+        return listed[start:stop]
+
+    value = _values(problem, listed.shape[0], list_range, limit)
+    if normalize:
+        first, second = listed.long().unbind(1)
+        value = value - (_self_terms(problem, True, first) + _self_terms(problem, False, second))
+    return value
+
+
+@explains_arguments
+def softdtw_cdist(
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+    bandwidth: int | None = None,
+    normalize: bool = False,
+    dist: str | DistanceFunction = "sqeuclidean",
+    fused: bool | None = None,
+    x_lengths: Lengths | None = None,
+    y_lengths: Lengths | None = None,
+    memory_limit: int | None = None,
+) -> Tensor:
+    """Soft-DTW between every series of x and every series of y, differentiable in both.
+
+    One launch for as many pairs as memory_limit allows; no series is copied.
+
+    Args:
+        x: (K, N, D).
+        y: (L, M, D). None compares x with itself, and computes each unordered pair once.
+        x_lengths, y_lengths: (K,) and (L,) true lengths.
+        gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
+        memory_limit: as in :func:`softdtw_pairs`.
+
+    Returns:
+        (K, L) values; (K, K), symmetric, without y.
 
     Raises:
         TypeError, ValueError: as :func:`softdtw`.
@@ -47,38 +126,103 @@ def softdtw_cdist(
         torch.Size([5, 7])
     """
     normalize = check_flag("normalize", normalize)
+    limit = check_memory_limit(memory_limit)
     problem = check_all_pairs(x, y, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
-    value = _all_values(problem)
+    # Of a distance that is not known to be symmetric both orders are computed.
+    value = _symmetric(problem, limit) if y is None and problem.metric.is_named else _grid(problem, limit)
     if normalize:
-        x_self, y_self = half_self(problem, first=True), half_self(problem, first=False)
-        value = value - x_self.unsqueeze(1) - y_self.unsqueeze(0)
+        x_self = half_self(problem, first=True)
+        y_self = x_self if y is None else half_self(problem, first=False)
+        value = value - (x_self.unsqueeze(1) + y_self.unsqueeze(0))  # symmetric where values are
     return value
 
 
-def _all_values(problem: Problem) -> Tensor:
-    """(K, L) values, by one broadcast call for each series of the smaller set."""
+def _self_terms(problem: Problem, first: bool, index: Tensor) -> Tensor:
+    """Half of each series' Soft-DTW to itself, for the series that `index` names."""
+    terms = half_self(problem, first)
+    return terms[index.clamp(0, terms.shape[0] - 1)] if len(index) else terms[:0]
+
+
+def _grid(problem: Problem, limit: int | None) -> Tensor:
+    """(K, L) values of all pairs, row after row."""
+    assert problem.y is not None
+    rows, columns = problem.x.shape[0], problem.y.shape[0]
+    device = problem.x.device
+
+    def grid_range(start: int, stop: int) -> Tensor:
+        index = torch.arange(start, stop, device=device)
+        return torch.stack([index // max(columns, 1), index % max(columns, 1)], 1).int()
+
+    return _values(problem, rows * columns, grid_range, limit).view(rows, columns)
+
+
+def _symmetric(problem: Problem, limit: int | None) -> Tensor:
+    """(K, K) values of x with itself: the pairs from the diagonal on, row after row, and their mirror."""
+    size, device = problem.x.shape[0], problem.x.device
+    rows = torch.arange(size, device=device)
+    starts = rows * size - rows * (rows - 1) // 2  # where a row begins in the list
+
+    def triangle_range(start: int, stop: int) -> Tensor:
+        index = torch.arange(start, stop, device=device)
+        row = torch.searchsorted(starts, index, right=True) - 1
+        return torch.stack([row, index - starts[row] + row], 1).int()
+
+    value = _values(problem, size * (size + 1) // 2, triangle_range, limit)
+    from_diagonal = rows >= rows.view(-1, 1)
+    upper = value.new_zeros(size, size).masked_scatter(from_diagonal, value)
+    return torch.where(from_diagonal, upper, upper.mT)
+
+
+def _values(
+    problem: Problem, count: int, pairs_of: Callable[[int, int], Tensor], limit: int | None
+) -> Tensor:
+    """(count,) values of the pairs that `pairs_of` names, as many at a time as the limit allows."""
     x, y = problem.x, problem.y
     assert y is not None
-    rows, columns = x.shape[0], y.shape[0]
-    if rows == 0 or columns == 0:
-        no_values = (x.sum() + y.sum()) * 0
-        return no_values.to(problem.value_dtype).expand(rows, columns)
+    if count == 0:
+        return ((x.sum() + y.sum()) * 0).to(problem.value_dtype).expand(0)
+    records = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    # torch's compiler and its transforms see all pairs together: what to compute again is theirs to decide.
+    whole = torch.compiler.is_compiling() or in_transform()
     if problem.fused:  # embedded once, not for every pair
         problem = with_embedding(problem)
-        x, y = problem.x, problem.y
-        assert y is not None
+        part = count if whole else _pairs_at_a_time(problem, records, limit)
+        return _autograd.pair_values(problem, count, part, pairs_of)
+    part = count if whole else _pairs_at_a_time(problem, records, limit)
 
-    def lengths_of(lengths: Tensor | None, k: int, count: int) -> Tensor | None:
-        return None if lengths is None else lengths[k].expand(count).contiguous()
+    def part_values(x: Tensor, y: Tensor, start: int) -> Tensor:
+        pairs = pairs_of(start, min(start + part, count))
+        return _autograd.values(problem._replace(x=x, y=y, pairs=pairs).gathered())
 
-    if rows <= columns:
-        each = [
-            problem._replace(x=one, x_lengths=lengths_of(problem.x_lengths, k, columns))
-            for k, one in enumerate(x.split(1))
-        ]
+    if part >= count:
+        return part_values(x, y, 0)
+    return torch.cat(
+        [checkpoint(part_values, x, y, start, use_reentrant=False) for start in range(0, count, part)]
+    )
+
+
+def _pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
+    """How many pairs fit into the limit."""
+    assert problem.y is not None
+    n, m, d = problem.n, problem.m, problem.x.shape[2]
+    number = 8 if problem.value_dtype == torch.float64 else 4
+    size = (n + m) * BYTES_OF_A_STEP
+    if not problem.fused:
+        size += 6 * n * m * number  # costs, what they are made of, and their gradient
+    elif records:
+        one = problem._replace(pairs=torch.empty((1, 2), dtype=torch.int32), need_x=True, need_y=True)
+        size += backend(problem.x.device.type).state_bytes(one) + 2 * (n + m) * d * number
+    return max(1, (_free_memory(problem.x.device) if limit is None else limit) // size)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that a call may take where the user sets no limit."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        each = [
-            problem._replace(y=one, y_lengths=lengths_of(problem.y_lengths, k, rows))
-            for k, one in enumerate(y.split(1))
-        ]
-    return torch.stack([_autograd.values(one) for one in each], 0 if rows <= columns else 1)
+        try:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):  # not on this platform
+            free = 4 << 30
+    return int(free * SHARE_OF_FREE_MEMORY)

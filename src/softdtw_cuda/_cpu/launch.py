@@ -299,6 +299,7 @@ def state_bytes(problem: Problem) -> int:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,) and saved state. A cost of -inf gives NaN."""
+    problem = problem.gathered()
     problem = _computable(problem)
     arrays = arrays_of(problem)
     value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
@@ -312,7 +313,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
     asked = problem
-    problem = _computable(problem)
+    problem = _computable(problem.gathered())
     arrays = arrays_of(problem)
     batch, (n, width) = problem.batch, problem.x.shape[1:]
     gx = problem.x.new_zeros((batch, n, width) if problem.need_x else (0,))

@@ -205,7 +205,7 @@ def _has_gradient_with_value(problem: Problem) -> bool:
     So all terms of a divergence are computed in the same way, and cancel exactly where they should.
     """
     x, y = problem.x, problem.y
-    if y is None or x.dtype != torch.float32:
+    if y is None or x.dtype != torch.float32 or problem.pairs is not None:
         return False
     return config.gradient_with_value(problem.batch, x.shape[1], y.shape[1], x.shape[2])
 
@@ -231,6 +231,7 @@ def state_bytes(problem: Problem) -> int:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and the state that the backward needs."""
+    problem = problem.gathered()
     save = problem.needs_gradient
     if save and _has_gradient_with_value(problem):
         return _forward_backward(problem)
@@ -286,6 +287,7 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
+    problem = problem.gathered()
     grad = materialized(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
