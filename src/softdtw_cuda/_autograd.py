@@ -25,7 +25,15 @@ from torch import Tensor
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
 from ._problem import Direction, Problem
-from ._torch_compat import in_forward_mode, in_transform, is_differentiated, outer_forward_mode, saved_primals
+from ._torch_compat import (
+    in_forward_mode,
+    in_transform,
+    is_differentiated,
+    is_grad_batch,
+    map_over_grads,
+    outer_forward_mode,
+    saved_primals,
+)
 from ._vmap import fold, rows
 
 PairRange = Callable[[int, int], Tensor]
@@ -523,15 +531,17 @@ def alignment(problem: Problem) -> Tensor:
     return gradients(problem, torch.ones_like(value), value, state)[0]
 
 
-def expected(problem: Problem, direction: Direction) -> Tensor:
-    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in both's tensors."""
+def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor]:
+    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in both's tensors, and (B,)
+    values, which are not."""
     if problem.batch == 0:
         sides = (problem.x, problem.y, direction.a, direction.b)
         total = _no_values(problem.x)
-        return sum((_no_values(side).to(total.dtype) for side in sides[1:] if side is not None), total)
+        total = sum((_no_values(side).to(total.dtype) for side in sides[1:] if side is not None), total)
+        return total, total.detach()
     problem = problem._replace(need_x=_may_need(problem.x), need_y=_may_need(problem.y))
     direction = direction._replace(need_a=_may_need(direction.a), need_b=_may_need(direction.b))
-    return _expected(problem, direction)[0]
+    return _expected(problem, direction)[:2]
 
 
 def _may_need(side: Tensor | None) -> bool:
@@ -556,17 +566,19 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
-    if torch.compiler.is_compiling() or not is_differentiated():
+    result: tuple[Tensor, Tensor]
+    if _is_called_directly(grad):
         return _backends.backward(problem, grad, value, state)
-    result: tuple[Tensor, Tensor] = _apply(_Gradient, grad, value, state, *problem.operands)
+    result = _record(_Gradient, grad, value, state, *problem.operands)
     return result
 
 
 def _expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
     """<E, Omega>, values and state."""
-    if torch.compiler.is_compiling() or not is_differentiated():
+    result: tuple[Tensor, Tensor, Tensor]
+    if _is_called_directly(direction.a, direction.b):
         return _backends.expected(problem, direction)
-    result: tuple[Tensor, Tensor, Tensor] = _apply(_Expected, *problem.operands, *direction)
+    result = _record(_Expected, *problem.operands, *direction)
     return result
 
 
@@ -574,12 +586,24 @@ def expected_gradients(
     problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, y and of the direction's tensors, one per pair, for the gradient of <E, Omega>."""
-    if torch.compiler.is_compiling() or not is_differentiated():
+    result: tuple[Tensor, Tensor, Tensor, Tensor]
+    if _is_called_directly(grad, direction.a, direction.b):
         return _backends.expected_backward(problem, direction, grad, value, state)
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _apply(
-        _ExpectedGradient, grad, value, state, *problem.operands, *direction
-    )
+    result = _record(_ExpectedGradient, grad, value, state, *problem.operands, *direction)
     return result
+
+
+def _is_called_directly(*cotangents: Tensor | None) -> bool:
+    """Whether nobody needs to see a Function between the caller and the backend."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (is_differentiated() or any(each is not None and is_grad_batch(each) for each in cotangents))
+
+
+def _record(function: Any, *arguments: Any) -> Any:
+    if any(isinstance(each, Tensor) and is_grad_batch(each) for each in arguments):
+        return map_over_grads(function, *arguments)
+    return _apply(function, *arguments)
 
 
 def _no_values(side: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -108,6 +109,33 @@ cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = (
 )
 """The gradient of torch.cdist(x, y, p) wrt x, one per pair, for that of the distances; cannot be
 differentiated. torch has it as an operator only. Without it torch.cdist is computed again."""
+
+is_grad_batch: Callable[[Tensor], bool] = _private(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: False
+)
+"""Whether a gradient is a batch of them, by is_grads_batched or jacobian(vectorize=True), which hide the
+mapped dimension in a way of their own. Without it torch raises that a batching rule is missing."""
+
+
+def map_over_grads(function: Any, *arguments: Any) -> Any:
+    """`function.apply(*arguments)` where some are batches of gradients, by the Function's vmap."""
+    nesting = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    level = nesting - 1
+    dims = tuple(
+        0 if isinstance(argument, Tensor) and is_grad_batch(argument) else None for argument in arguments
+    )
+    whole = [
+        argument if dim is None else torch._remove_batch_dim(argument, level, 1, 0)
+        for argument, dim in zip(arguments, dims, strict=True)
+    ]
+    size = next(argument.shape[0] for argument, dim in zip(whole, dims, strict=True) if dim is not None)
+    results, out_dims = function.vmap(SimpleNamespace(batch_size=size), dims, *whole)
+    return tuple(
+        result if dim is None else torch._add_batch_dim(result, dim, level)
+        for result, dim in zip(results, out_dims, strict=True)
+    )
+
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
