@@ -423,6 +423,7 @@ class TestThirdOrder:
         with raises(RuntimeError, "third derivatives"):
             second.sum().backward()
 
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
     def test_nested_transforms(self, device: str) -> None:
         x = torch.randn(1, 5, 2, device=device)
         y = torch.randn(1, 4, 2, device=device)

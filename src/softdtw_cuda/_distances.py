@@ -319,15 +319,17 @@ def embed_for_cosine(x: Tensor, first: bool) -> Tensor:
     """
     # Its gradient in one piece: the terms of a divergence then cancel to the last bit where they should.
     x = x.view_as(x)
-    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=torch.float64)
-    zero = norm == 0
+    # A norm has no second derivative at zero.
+    none = (x == 0).all(2, keepdim=True)
+    norm = torch.linalg.vector_norm(x.masked_fill(none, 1.0), dim=2, keepdim=True, dtype=torch.float64)
+    zero = none | (norm == 0)
     scale = (math.sqrt(0.5) / norm.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
     own = zero.to(x.dtype) * math.sqrt(0.5)
-    none = torch.zeros_like(own)
-    columns = [own, none] if first else [none, own]
+    nothing = torch.zeros_like(own)
+    columns = [own, nothing] if first else [nothing, own]
     features = x.shape[2] + 2
     if features > 16:
-        columns += [none] * (-features % 4)
+        columns += [nothing] * (-features % 4)
     return torch.cat([(x * scale).to(x.dtype), *columns], 2)
 
 

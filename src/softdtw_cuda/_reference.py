@@ -409,8 +409,7 @@ def expected_backward(
         cost, x, y = _costs(problem)
         _, *tables = dual_from_cost(cost, _omega(problem, direction, x, y), *_options(problem))
         alignment, slope = (_settled(problem, table, grad, value) for table in tables)
-        none = problem.no_gradient()
-        grad_x = grad_y = grad_a = grad_b = none
+        grad_x = grad_y = grad_a = grad_b = alignment
         if x is None or y is None or problem.y is None:
             grad_x = slope
         else:
@@ -424,7 +423,9 @@ def expected_backward(
             grad_x, grad_y = grad_x + more_x, grad_y + more_y
 
     def given(gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
-        return gradient.to(asked.gradient_dtype(side)) if needed and side is not None else none
+        if side is None or not needed:
+            return asked.no_gradient()
+        return gradient.to(asked.gradient_dtype(side))
 
     return (
         given(grad_x, asked.x, asked.need_x),

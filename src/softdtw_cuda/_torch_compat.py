@@ -56,8 +56,6 @@ def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
 
 def saved_primals(ctx: Any) -> list[Any]:
     """The tensors that a Function's jvp has saved, without the tangents that it is about to use."""
-    if not in_transform():
-        return list(ctx.saved_tensors)
     unpack: Any = torch.autograd.forward_ad.unpack_dual
     return [None if tensor is None else unpack(tensor).primal for tensor in ctx.saved_tensors]
 
