@@ -103,7 +103,7 @@ def speed() -> str:
 
 
 def targets() -> str:
-    """What the GPU kernels were to reach, and what they do."""
+    """Performance targets of the GPU kernels, and what was measured."""
     rows = [
         row
         for row in records.read_folder(records.RESULTS)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import assert_within_float64, relative
 from torch import Tensor
 
 from softdtw_cuda import SoftDTW, softdtw, softdtw_cdist, softdtw_divergence
 from softdtw_cuda._distances import cosine, embed_for_cosine
+from tests.oracle import assert_within_float64, relative
 
 F64 = torch.float64
 

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib.util
 import io
+import math
 import os
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
 
+import softdtw_cuda
 from benchmarks import records
-from softdtw_cuda import _reference
+from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
+from softdtw_cuda._problem import Problem
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
+EQUATIONS = 23
+"""Numbered equations of docs/math.md."""
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -91,15 +98,25 @@ def check_output(name: str, output: str) -> None:
         assert visited == sorted(visited)
         assert len(visited) == 3
         assert "bandwidth" in output  # the error of a band that is too narrow
+        large = re.findall(r"cost 0.01 at gamma .*: (\S+) in float32, (\S+) in float64", output)
+        assert large == [(narrow, "0.0100000") for narrow in ("0.0100000", "0.0100136", "0.0000000")]
         found = re.search(r"sdtw\(x, x\) = (\S+), gradient (\S+)", output)
         assert found
         value, gradient = found.groups()
         assert float(value) < 0 < float(gradient)
         assert "divergence(x, x) = 0.0, gradient 0.00" in output
-    elif name == "speed.md":
+    elif name == "memory.md":
         sizes = [float(size) for size in re.findall(r": ([\d.]+) bytes a cell", output)]
         assert len(sizes) == 2
-        assert max(sizes) < 0.5
+        assert sizes[0] == 0.125
+        assert sizes[1] < 0.5
+        banded = [int(percent) for percent in re.findall(r"(\d+)% of what no band saves", output)]
+        assert len(banded) == 2
+        assert max(banded) < 20
+    elif name == "which_loss.md":
+        moved = [float(number) for number in re.findall(r"moves by (\S+)", output)]
+        assert moved[0] > 0.01
+        assert moved[1] == 0.0
     elif name == "migrating.md":
         assert "tensor(-0.89" in output
     elif name == "troubleshooting.md":
@@ -222,6 +239,277 @@ def test_log_space_table() -> None:
     assert f"{float(rows[0]['differences']):.1e}" in figures.log_space()
 
 
+# ---- the mathematics, checked as it stands on the page
+
+
+Cells = dict[tuple[int, int], float]
+UP, LEFT, DIAGONAL = (-1, 0), (0, -1), (-1, -1)
+
+
+class Sweep(NamedTuple):
+    """One small cost matrix with indices from 1, as in docs/math.md."""
+
+    shares: dict[tuple[int, int], dict[tuple[int, int], float]]
+    alignment: Cells
+    dropped: float
+    """Sum of the alignment weights that were dropped."""
+    drops: int
+
+
+def sweep(cost: torch.Tensor, gamma: float, threshold: float = 0.0) -> Sweep:
+    """Equations (4), (7) and (8); E below the threshold is dropped."""
+    n, m = cost.shape
+    z: Cells = {(0, 0): 1.0}
+    shares = {}
+    for i in range(1, n + 1):
+        for j in range(1, m + 1):
+            terms = {step: z.get((i + step[0], j + step[1]), 0.0) for step in (UP, LEFT, DIAGONAL)}
+            total = sum(terms.values())
+            # A cell that no path reaches takes any shares that sum to 1.
+            shares[i, j] = {
+                step: term / total if total else float(step == DIAGONAL) for step, term in terms.items()
+            }
+            z[i, j] = math.exp(-cost[i - 1, j - 1].item() / gamma) * total
+    alignment: Cells = {}
+    dropped, drops = 0.0, 0
+    for i in range(n, 0, -1):
+        for j in range(m, 0, -1):
+            after = {step: (i - step[0], j - step[1]) for step in (UP, LEFT, DIAGONAL)}
+            here = float((i, j) == (n, m))
+            here += sum(alignment[k] * shares[k][step] for step, k in after.items() if k in alignment)
+            if here < threshold:
+                dropped, drops, here = dropped + here, drops + (here > 0), 0.0
+            alignment[i, j] = here
+    return Sweep(shares, alignment, dropped, drops)
+
+
+def as_tensor(cells: Cells, n: int, m: int) -> torch.Tensor:
+    numbers = [[cells[i, j] for j in range(1, m + 1)] for i in range(1, n + 1)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def second_order(cost: torch.Tensor, direction: torch.Tensor, gamma: float) -> tuple[float, torch.Tensor]:
+    """Derivatives of the value and of E by equations (11) to (15)."""
+    n, m = cost.shape
+    shares, alignment, _, _ = sweep(cost, gamma)
+    u: Cells = {}
+    v: Cells = {}
+    share_dot = {}
+    for i in range(1, n + 1):
+        for j in range(1, m + 1):
+            p, omega = shares[i, j], direction[i - 1, j - 1].item()
+            b, c = v.get((i - 1, j), 0.0), u.get((i, j - 1), 0.0)  # (12)
+            delta = c - b
+            mu = {
+                UP: p[LEFT] * delta - p[DIAGONAL] * b,
+                LEFT: -p[UP] * delta - p[DIAGONAL] * c,
+                DIAGONAL: p[UP] * b + p[LEFT] * c,
+            }  # (13)
+            u[i, j] = omega + mu[UP] if i > 1 else 0.0
+            v[i, j] = omega + mu[LEFT] if j > 1 else 0.0  # (14)
+            share_dot[i, j] = {step: p[step] * mu[step] / gamma for step in p}  # (15)
+    dot: Cells = {}
+    for i in range(n, 0, -1):
+        for j in range(m, 0, -1):
+            dot[i, j] = 0.0
+            for step in (UP, LEFT, DIAGONAL):
+                k = (i - step[0], j - step[1])
+                if k in alignment:  # (11)
+                    dot[i, j] += dot[k] * shares[k][step] + alignment[k] * share_dot[k][step]
+    value_dot = direction[0, 0].item() + sum(u[i, 1] for i in range(2, n + 1))
+    return value_dot + sum(v[n, j] for j in range(2, m + 1)), as_tensor(dot, n, m)
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 5), (4, 9), (1, 6), (6, 1)])
+@pytest.mark.parametrize("hole", [False, True])
+def test_second_order_equations(n: int, m: int, hole: bool) -> None:
+    """Against differences of exact alignments, also around a hole of forbidden cells."""
+    generator = torch.Generator().manual_seed(n + m)
+    cost = torch.rand(n, m, dtype=torch.float64, generator=generator)
+    direction = torch.randn(n, m, dtype=torch.float64, generator=generator)
+    if hole and min(n, m) > 3:
+        cost[1:3, 1:3] = math.inf
+    gamma, h = 0.3, 1e-5
+    expected = _reference.alignment_from_cost(cost.unsqueeze(0), gamma)[0]
+    torch.testing.assert_close(as_tensor(sweep(cost, gamma).alignment, n, m), expected)
+    ends = [
+        _reference.alignment_from_cost((cost + sign * h * direction).unsqueeze(0), gamma)[0]
+        for sign in (1, -1)
+    ]
+    value_dot, alignment_dot = second_order(cost, direction, gamma)
+    torch.testing.assert_close(alignment_dot, (ends[0] - ends[1]) / (2 * h), rtol=1e-6, atol=1e-8)
+    assert value_dot == pytest.approx((expected * direction).sum().item(), rel=1e-12)
+
+
+def test_gradients_of_gradients_of_series() -> None:
+    """Equations (16) to (19), against differences of (16) and (17)."""
+    generator = torch.Generator().manual_seed(0)
+    x, y, a, b = (torch.randn(length, 2, dtype=torch.float64, generator=generator) for length in (6, 5, 6, 5))
+    gamma, h = 0.7, 1e-5
+
+    def gradients(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = _reference.alignment_from_cost(torch.cdist(x, y).square().unsqueeze(0), gamma)[0]
+        pulls = weights.unsqueeze(2) * (x.unsqueeze(1) - y)
+        return 2 * pulls.sum(1), -2 * pulls.sum(0)
+
+    difference = x.unsqueeze(1) - y
+    change = a.unsqueeze(1) - b
+    cost = difference.square().sum(2)
+    weights = _reference.alignment_from_cost(cost.unsqueeze(0), gamma)[0]
+    _, weights_dot = second_order(cost, 2 * (difference * change).sum(2), gamma)
+    pulls = weights_dot.unsqueeze(2) * difference + weights.unsqueeze(2) * change
+    forward, backward = gradients(x + h * a, y + h * b), gradients(x - h * a, y - h * b)
+    for derivative, end, start in zip((2 * pulls.sum(1), -2 * pulls.sum(0)), forward, backward, strict=True):
+        torch.testing.assert_close(derivative, (end - start) / (2 * h), rtol=1e-6, atol=1e-7)
+    leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+    softdtw(*leaves, gamma=gamma).backward()
+    for leaf, gradient in zip(leaves, gradients(x, y), strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0, 1e6])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (3, 50, 2), (128, 120, 8), (300, 310, 1)])
+def test_rounding_bound_of_values(n: int, m: int, d: int, gamma: float) -> None:
+    """Equation (23) in float32: the error is relative to gamma where that is larger than the value."""
+    generator = torch.Generator().manual_seed(n)
+    x, y = (torch.randn(2, length, d, generator=generator) for length in (n, m))
+    cost = torch.cdist(x.double(), y.double()).square()
+    weights = _reference.alignment_from_cost(cost, gamma)
+    exact = softdtw(x.double(), y.double(), gamma=gamma)
+    error = (softdtw(x, y, gamma=gamma) - exact).abs()
+    bound = 5 * gamma * (n + m) + (weights * cost).sum((1, 2)) + exact.abs()
+    assert (error <= 2.0**-24 * bound).all()
+
+
+@pytest.mark.parametrize("threshold", [1e-6, 1e-3, 3e-2])
+@pytest.mark.parametrize("gamma", [0.05, 1.0])
+def test_pruning_bound(threshold: float, gamma: float) -> None:
+    """Equations (20) and (21), with thresholds large enough to matter."""
+    n, m = 24, 19
+    cost = torch.rand(n, m, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    pruned = sweep(cost, gamma, threshold)
+    exact = as_tensor(sweep(cost, gamma).alignment, n, m)
+    missing = exact - as_tensor(pruned.alignment, n, m)
+    assert 0 < pruned.dropped <= pruned.drops * threshold <= n * m * threshold
+    rounding = n * m * 2.0**-53  # of a sum over all cells; E_11 misses all that was dropped
+    assert missing.min() >= -rounding
+    assert missing.max() <= pruned.dropped + rounding
+    assert missing.sum(1).max() <= m * (pruned.dropped + rounding)
+    assert missing.sum(0).max() <= n * (pruned.dropped + rounding)
+    assert missing.sum() <= (n + m - 1) * (pruned.dropped + rounding)
+
+
+# ---- the architecture
+
+
+PACKAGE = ROOT / "src" / "softdtw_cuda"
+LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
+"""The way of a loss on the CPU, down to its backend."""
+ANSWERS = {"_torch_compat.py", "_distances.py"}
+"""Files that are asked on the way and answer without passing the problem on; the page names them."""
+
+
+class Visits(NamedTuple):
+    """The package's files that a call enters: in the order of first entry, and one above the other."""
+
+    order: list[str]
+    stacks: set[tuple[str, ...]]
+    """From the public function to the backend, each file once."""
+
+
+def visits(call: Callable[[], object]) -> Visits:
+    call()  # compiles, and fills caches
+    order: list[str] = []
+    stacks: set[tuple[str, ...]] = set()
+
+    def file_of(frame: FrameType) -> str | None:
+        if frame.f_code is Problem.__new__.__code__:  # generated, in no file
+            return "_problem.py"
+        if frame.f_code.co_name == "explained":  # the decorator that rewords Python's own TypeError
+            return None
+        path = Path(frame.f_code.co_filename)
+        return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else None
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (name := file_of(frame)) is None:
+            return
+        if name not in order:
+            order.append(name)
+        if name.startswith("_cpu/"):
+            files = [name]
+            above: FrameType | None = sys._getframe(1)  # Numba's frames have no caller
+            while above is not None:
+                if above.f_code.co_name == "state_bytes":  # a question about size, not the way
+                    return
+                files += filter(None, [file_of(above)])
+                above = above.f_back
+            stacks.add(tuple(dict.fromkeys(reversed(files))))
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Visits(order, stacks)
+
+
+@functools.cache
+def drawn_files() -> dict[str, int]:
+    """The names of files and folders in the drawing, and how far down each stands."""
+    drawing = (DOCS / "assets" / "architecture.svg").read_text(encoding="utf-8")
+    return {
+        name: int(y) for y, name in re.findall(r'<text class="file"[^>]* y="(\d+)">([^<]+)</text>', drawing)
+    }
+
+
+def test_the_drawing_names_files_that_exist() -> None:
+    assert set(drawn_files()) >= {*LOSS, "pairs.py", "barycenters.py", "_cuda/launch.py", "_ops.py"}
+    heights = [drawn_files()[name] for name in LOSS]
+    assert heights == sorted(set(heights)), "the way goes down the drawing"
+    for name in drawn_files():
+        path = PACKAGE / name
+        assert path.is_dir() if name.endswith("/") else path.is_file(), name
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`((?:_cpu/|_cuda/)?\w+\.py|_cpu/|_cuda/kernels/)`", text))
+    assert names >= set(drawn_files())
+    for name in names:
+        assert (PACKAGE / name).exists(), name
+
+
+def series() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 20, 2, requires_grad=True), torch.randn(3, 15, 2)
+
+
+def test_the_way_of_a_loss_is_that_of_the_drawing() -> None:
+    x, y = series()
+    seen = visits(lambda: softdtw(x, y).sum())
+    host = [name for name in seen.order if not name.startswith("_cpu/") or name == "_cpu/launch.py"]
+    assert [name for name in host if name not in ANSWERS] == LOSS
+    for stack in seen.stacks:
+        assert stack[:4] == ("functional.py", "_autograd.py", "_backends.py", "_cpu/launch.py")
+        # Those above the kernel, and the two that made the problem.
+        assert len({*stack, "_validation.py", "_problem.py"}) <= 8
+
+
+def test_the_ways_of_all_pairs_and_of_a_barycenter_are_those_of_the_drawing() -> None:
+    x, y = series()
+    down = ("_autograd.py", "_backends.py", "_cpu/launch.py")
+    for call, start in (
+        (lambda: softdtw_cdist(x, y).sum(), ("pairs.py",)),
+        (lambda: softdtw_barycenter(y, max_iter=1), ("barycenters.py", "functional.py")),
+    ):
+        seen = visits(call)
+        ways = {stack[: stack.index("_cpu/launch.py") + 1] for stack in seen.stacks}
+        # torch's autograd calls the backward, past the public functions.
+        assert ways - {(start[0], *down)} == {(*start, *down)} - {(start[0], *down)}
+        assert (*start, *down) in ways
+        host = {name for name in seen.order if not name.startswith("_cpu/")}
+        assert host <= set(drawn_files()) | ANSWERS
+
+
 # ---- the site
 
 
@@ -253,15 +541,17 @@ def test_formulas_are_mathml_and_numbered(site: Path) -> None:
     text = (site / "math" / "index.html").read_text(encoding="utf-8")
     assert "arithmatex" not in text
     assert not re.search(r"\\(?:frac|tag|gamma|mathrm|operatorname|left|text)\b", text)
-    for number in range(1, 12):
+    assert "<mi>&</mi>" not in text  # an environment that the converter does not have
+    for number in range(1, EQUATIONS + 1):
         assert text.count(f'id="eq-{number}"') == 1
         assert f'<a href="#eq-{number}">({number})</a>' in text
-    assert 'id="eq-12"' not in text
+    assert f'id="eq-{EQUATIONS + 1}"' not in text
 
 
 def test_equations_cited_by_the_code_exist() -> None:
-    numbers = set(re.findall(r"\\tag\{(\d+)\}", (DOCS / "math.md").read_text(encoding="utf-8")))
-    assert numbers == {str(number) for number in range(1, 12)}
+    tags = re.findall(r"\\tag\{(\d+)\}", (DOCS / "math.md").read_text(encoding="utf-8"))
+    assert tags == [str(number) for number in range(1, EQUATIONS + 1)]
+    numbers = set(tags)
     cited = set()
     for path in (ROOT / "src").rglob("*"):
         if path.suffix in (".py", ".cu", ".cuh"):
@@ -274,7 +564,6 @@ def test_equations_cited_by_the_code_exist() -> None:
 
 
 def test_reference_has_every_public_name(site: Path) -> None:
-    import softdtw_cuda
     from softdtw_cuda import plot
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
@@ -284,9 +573,32 @@ def test_reference_has_every_public_name(site: Path) -> None:
         assert f'id="softdtw_cuda.plot.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
+    for found in re.finditer(r"Returns:</span>.*?\u2013", text, re.DOTALL):  # a colon would be parsed
+        assert re.search(r"Tensor|Axes|float", re.sub(r"<[^>]+>", "", found[0])), found[0]
+    assert "<blockquote" not in text  # a section that the parser does not have, such as "Example:"
+    assert "&gt;&gt;&gt;" in text
+    for alias in ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason"):
+        assert f"<td><code>{alias}</code></td>" in text
     anchors = set(re.findall(r'\bid="([^"]+)"', text))
     for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
         assert target in anchors
+
+
+def test_the_citation_has_the_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {softdtw_cuda.__version__}\n" in text
+
+
+PRIVATE_WORDS = re.compile(
+    r"right gradient|same bits every|\bmends?\b|\bmass\b|\bporter\b|small pairs|put off|were to reach"
+)
+"""What pages said before there was a glossary."""
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    found = PRIVATE_WORDS.search(page.read_text(encoding="utf-8").lower())
+    assert found is None, f"{page.name} says {found[0]!r}; docs/glossary.md has the word for it"
 
 
 def test_drawings_are_well_formed() -> None:

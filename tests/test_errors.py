@@ -108,15 +108,42 @@ class TestPairs:
     def test_not_a_tensor(self, call: Callable[..., object]) -> None:
         with raises(TypeError, "x", "torch.Tensor", "ndarray", "torch.as_tensor"):
             call(np.zeros((2, 5, 3)), Y)
-        with raises(TypeError, "y", "torch.Tensor", "list"):
-            call(X, [[1.0]])
+        with raises(TypeError, "y", "torch.Tensor", "list", "torch.as_tensor(y)"):
+            call(X, [1.0])
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_series_of_different_lengths(self, call: Callable[..., object], kind: type) -> None:
+        series = kind([X[0], X[1, :2]])
+        padded = "torch.nn.utils.rnn.pad_sequence(x, batch_first=True)"
+        with raises(TypeError, kind.__name__, "2 series", padded, "x_lengths=[len(one) for one in x]"):
+            call(series, Y)
+        arrays = kind([X[0].numpy(), X[1, :2].numpy()])
+        ragged = np.empty(2, dtype=object)
+        ragged[:] = arrays
+        for given in (arrays, ragged, kind([[1.0], [2.0, 3.0]])):
+            with raises(TypeError, "pad_sequence([torch.as_tensor(one) for one in y], ", "y_lengths=[len("):
+                call(X, given)
+
+    def test_packed_sequences(self, call: Callable[..., object]) -> None:
+        packed = torch.nn.utils.rnn.pack_sequence([X[0], X[1, :2]])
+        with raises(TypeError, "x is a PackedSequence", "pad_packed_sequence(x, ", "x_lengths"):
+            call(packed, Y)
+        with raises(TypeError, "y is a PackedSequence", "pad_packed_sequence(y, ", "y_lengths"):
+            call(X, packed)
+
+    def test_time_last(self, call: Callable[..., object]) -> None:
+        x, y = torch.zeros(8, 3, 50), torch.zeros(8, 3, 60)
+        with raises(ValueError, "(8, 3, 50) and (8, 3, 60)", "x.transpose(1, 2) and y.transpose(1, 2)"):
+            call(x, y)
+        call(x.transpose(1, 2), y.transpose(1, 2))
 
     def test_wrong_rank(self, call: Callable[..., object]) -> None:
         for x, y in ((X[0], Y), (X, Y[0]), (X[0, :, 0], Y[0, :, 0])):
             with raises(ValueError, "3 dimensions", str(tuple(x.shape)), str(tuple(y.shape)), "unsqueeze"):
                 call(x, y)
-        with raises(ValueError, "3 dimensions", "(1, 2, ", "flatten" if call is not softdtw_cdist else ""):
+        with raises(ValueError, "3 dimensions", "(1, 2, 5, 3) and (1, 2, 4, 3)", "x.flatten(0, 1)") as caught:
             call(X.unsqueeze(0), Y.unsqueeze(0))
+        assert "unsqueeze" not in str(caught.value)
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.complex64])
     def test_not_a_float(self, call: Callable[..., object], dtype: torch.dtype) -> None:
@@ -141,8 +168,20 @@ class TestPairs:
             call(X, Y.double())
 
     def test_devices_differ(self, call: Callable[..., object]) -> None:
-        with raises(ValueError, "x is on cpu", "y on meta", "y.to(x.device)"):
-            call(X, Y.to("meta"))
+        for x, y in ((X, Y.to("meta")), (X.to("meta"), Y)):
+            with raises(ValueError, f"x is on {x.device}", f"y on {y.device}", "no numbers") as caught:
+                call(x, y)
+            assert ".to(" not in str(caught.value)  # torch refuses to move a meta tensor
+
+    @pytest.mark.gpu
+    def test_devices_differ_on_a_gpu(self, call: Callable[..., object]) -> None:
+        with raises(ValueError, "x is on cpu", "y on cuda:0", "y.to(x.device)"):
+            call(X, Y.cuda())
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")  # torch's own
+    def test_traced(self, call: Callable[..., object]) -> None:
+        with raises(RuntimeError, "torch.jit.trace", "torch.compile", "torch.export"):
+            torch.jit.trace(lambda x, y: call(x, y), (X, Y))
 
     def test_nothing_to_compare(self, call: Callable[..., object]) -> None:
         with raises(ValueError, "x has shape (2, 0, 3)", "at least one time step"):
@@ -156,6 +195,87 @@ class TestPairs:
 def test_batch_sizes_differ() -> None:
     with raises(ValueError, "batch size 3", "2", "equal batch sizes", "softdtw_cdist"):
         softdtw(torch.zeros(3, 5, 3), Y)
+
+
+@pytest.mark.parametrize("call", [softdtw, softdtw_divergence, softdtw_alignment])
+def test_unbatched_shapes_are_those_that_came(call: Callable[..., object]) -> None:
+    with raises(ValueError, "(8, 50) and (8, 60)", "x.unsqueeze(-1) and y.unsqueeze(-1)", "x.T") as caught:
+        call(torch.zeros(8, 50), torch.zeros(8, 60))
+    assert "(1, 8" not in str(caught.value)
+    with raises(ValueError, "(7, 50) and (8, 60)", "the last dimension"):
+        call(torch.zeros(7, 50), torch.zeros(8, 60))
+    with raises(ValueError, "y has shape (0, 3)"):
+        call(X[0], Y[0, :0])
+
+
+def test_meta_tensors_give_shapes() -> None:
+    x = X.to("meta").requires_grad_()
+    y = Y.to("meta")
+    for value in (softdtw(x, y), softdtw(x, y, fused=False, normalize=True), SoftDTW()(x, y)):
+        assert value.shape == (2,)
+        assert value.device.type == "meta"
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        assert gradient.shape == X.shape
+    assert softdtw_from_cost(COST.to("meta")).shape == (2,)
+    assert softdtw_cdist(x, y[:1]).shape == (2, 1)
+    assert softdtw_alignment(x, y).shape == (2, 5, 4)
+    with raises(TypeError, "torch.bfloat16", "torch.float32", "y.to(x.dtype)"):
+        softdtw(x.bfloat16(), y)
+
+
+def test_all_pairs_check_normalize_before_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    monkeypatch.setattr(softdtw_cuda._autograd, "values", computed.append)
+    with raises(TypeError, "normalize must be True or False", "'yes'"):
+        softdtw_cdist(X, Y, normalize="yes")
+    assert computed == []
+
+
+MIGRANTS: dict[str, tuple[Callable[..., object], str]] = {
+    "softdtw": (lambda *args, **options: softdtw(X, Y, *args, **options), "softdtw()"),
+    "divergence": (
+        lambda *args, **options: softdtw_divergence(X, Y, *args, **options),
+        "softdtw_divergence()",
+    ),
+    "from_cost": (lambda *args, **options: softdtw_from_cost(COST, *args, **options), "softdtw_from_cost()"),
+    "alignment": (lambda *args, **options: softdtw_alignment(X, Y, *args, **options), "softdtw_alignment()"),
+    "cdist": (lambda *args, **options: softdtw_cdist(X, Y, *args, **options), "softdtw_cdist()"),
+    "barycenter": (lambda *args, **options: softdtw_barycenter(X, *args, **options), "softdtw_barycenter()"),
+    "module": (SoftDTW, "SoftDTW.__init__()"),
+}
+
+
+@pytest.mark.parametrize(("call", "name"), MIGRANTS.values(), ids=MIGRANTS)
+class TestMigration:
+    """Arguments of other libraries."""
+
+    def test_names(self, call: Callable[..., object], name: str) -> None:
+        with raises(TypeError, name, "'use_cuda'", "use_cuda: leave it out: the tensors' device decides"):
+            call(use_cuda=True)
+        with raises(TypeError, name, "'dist_func'", "dist_func: pass it as dist="):
+            call(dist_func=torch.cdist)
+        with raises(TypeError, name, "'verbose'", "softdtw_barycenter", "progress=True"):
+            call(verbose=True)
+        with raises(TypeError, "use_cuda: leave", "dist_func: pass"):
+            call(use_cuda=False, gamma=1.0, dist_func=None)
+
+    def test_positions(self, call: Callable[..., object], name: str) -> None:
+        for position in ((1.0,), (True, 1.0)):
+            with raises(TypeError, name, "positional", "options are passed by name, for example gamma=0.1"):
+                call(*position)
+
+    def test_what_needs_no_hint(self, call: Callable[..., object], name: str) -> None:
+        with pytest.raises(TypeError) as caught:
+            call(no_such_option=1)
+        assert str(caught.value) == f"{name} got an unexpected keyword argument 'no_such_option'"
+
+
+def test_hints_leave_alone_what_a_function_takes() -> None:
+    with raises(TypeError, "verbose:") as caught:
+        softdtw_barycenter(X, device="cpu", lengths=[5, 5], verbose=True)
+    assert "device" not in str(caught.value)
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'y'$"):
+        softdtw(X)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_all_pairs_need_a_batch() -> None:
@@ -172,10 +292,12 @@ class TestCosts:
         with raises(TypeError, "cost has dtype", "torch.int64", "cost.float()"):
             softdtw_from_cost(COST.long())
 
-    @pytest.mark.parametrize("shape", [(4,), (1, 2, 3, 4)])
-    def test_wrong_rank(self, shape: tuple[int, ...]) -> None:
-        with raises(ValueError, "cost", "(batch, N, M)", str(shape)):
-            softdtw_from_cost(torch.zeros(shape))
+    def test_wrong_rank(self) -> None:
+        with raises(ValueError, "cost", "(batch, N, M)", "(4,)", "a row for each step"):
+            softdtw_from_cost(torch.zeros(4))
+        with raises(ValueError, "cost", "(batch, N, M)", "(1, 2, 3, 4)", "cost.flatten(0, -3)"):
+            softdtw_from_cost(torch.zeros(1, 2, 3, 4))
+        softdtw_from_cost(torch.zeros(1, 2, 3, 4).flatten(0, -3))
 
     @pytest.mark.parametrize("shape", [(2, 0, 4), (2, 4, 0), (0, 4)])
     def test_nothing_to_walk(self, shape: tuple[int, ...]) -> None:
@@ -224,15 +346,18 @@ class TestLengths:
     def test_wrong_type(self, call: Callable[..., object]) -> None:
         with raises(TypeError, "x_lengths has dtype torch.float32", "x_lengths.long()"):
             call(x_lengths=torch.tensor([5.0, 5.0]))
-        with raises(TypeError, "x_lengths has dtype torch.bool"):
-            call(x_lengths=torch.tensor([True, True]))
+        for mask in (torch.ones(2, 5, dtype=torch.bool), np.ones((2, 5), dtype=bool)):
+            with raises(TypeError, "x_lengths has dtype", "bool", "mask.sum(1)") as caught:
+                call(x_lengths=mask)
+            assert ".long()" not in str(caught.value)
+            call(x_lengths=mask.sum(1))
         for bad in ([5.0, 5.0], ["a", "b"], 5, {}.keys):
             with raises(TypeError, "y_lengths", "integer tensor or a list of integers"):
                 call(y_lengths=bad)
 
     @CALLS
     def test_wrong_device(self, call: Callable[..., object]) -> None:
-        with raises(ValueError, "x_lengths is on meta", "expected cpu", "x_lengths.to('cpu')"):
+        with raises(ValueError, "x_lengths is on meta", "expected cpu", "make it on the CPU"):
             call(x_lengths=torch.ones(2, dtype=torch.int64, device="meta"))
 
 
@@ -283,8 +408,16 @@ class TestBarycenter:
     def test_series(self) -> None:
         with raises(ValueError, "X must have shape (K, N, D)", "(5, 3)", "unsqueeze(-1)"):
             softdtw_barycenter(X[0])
+        with raises(ValueError, "(1, 2, 5, 3)", "X.flatten(0, 1)"):
+            softdtw_barycenter(X.unsqueeze(0))
         with raises(TypeError, "X must be", "ndarray"):
             softdtw_barycenter(np.zeros((2, 5, 3)))
+        with raises(TypeError, "X must be", "list", "torch.as_tensor"):
+            softdtw_barycenter([np.zeros((5, 3)), np.zeros((4, 3))])
+        with raises(TypeError, "X is a PackedSequence", "pad_packed_sequence(X, ", "X and lengths"):
+            softdtw_barycenter(torch.nn.utils.rnn.pack_sequence([X[0], X[1, :2]]))
+        with raises(ValueError, "X is on meta", "no numbers"):
+            softdtw_barycenter(X.to("meta"))
         with raises(TypeError, "X has dtype torch.int64", "X.float()"):
             softdtw_barycenter(X.long())
         with raises(ValueError, "X has shape (0, 5, 3)", "at least one series"):

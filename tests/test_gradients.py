@@ -6,17 +6,17 @@ import math
 
 import pytest
 import torch
-from oracle import (
+
+from benchmarks.error_budget import Shape, measure
+from softdtw_cuda import softdtw, softdtw_cdist, softdtw_from_cost
+from softdtw_cuda._distances import METRICS
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,
     relative,
     truth,
 )
-
-from benchmarks.error_budget import Shape, measure
-from softdtw_cuda import softdtw, softdtw_cdist, softdtw_from_cost
-from softdtw_cuda._distances import METRICS
 
 LENGTHS = {"x_lengths": [3, 6], "y_lengths": [4, 5]}
 

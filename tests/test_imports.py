@@ -68,6 +68,31 @@ def test_import_is_quick() -> None:
     assert min(seconds) <= 0.2, seconds
 
 
+def test_a_second_import_finds_the_operators_of_the_first() -> None:
+    output = python("""
+        import sys, torch
+        import softdtw_cuda
+        x, y = torch.randn(2, 9, 3, requires_grad=True), torch.randn(2, 8, 3)
+
+        def run(package):
+            value = package.softdtw(x, y)
+            compiled = torch.compile(package.softdtw, fullgraph=True, backend="aot_eager")(x, y)
+            assert torch.equal(value, compiled)
+            for each in (value, compiled):
+                yield each.detach()
+                yield torch.autograd.grad(each.sum(), x)[0]
+
+        first = list(run(softdtw_cuda))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "softdtw_cuda"]:
+            del sys.modules[name]
+        import softdtw_cuda as again
+        assert again is not softdtw_cuda
+        torch._dynamo.reset()
+        print(all(map(torch.equal, first, run(again))))
+    """)
+    assert output.split() == ["True"]
+
+
 TRAIN = """
     import warnings
     import torch

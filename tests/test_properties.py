@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracle import (
+
+from softdtw_cuda import _reference, softdtw, softdtw_alignment, softdtw_from_cost
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,
     relative,
     truth,
 )
-
-from softdtw_cuda import _reference, softdtw, softdtw_alignment, softdtw_from_cost
 
 pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, enumerate_paths, relative
 
 from softdtw_cuda import _reference
 from softdtw_cuda._problem import NO_BAND, Problem
+from tests.oracle import assert_within_float64, enumerate_paths, relative
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 4), (5, 1), (3, 4), (5, 5)])

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, truth
 
 from softdtw_cuda import (
     softdtw,
@@ -16,6 +15,7 @@ from softdtw_cuda import (
     softdtw_divergence,
     softdtw_from_cost,
 )
+from tests.oracle import assert_within_float64, truth
 
 DISTS = pytest.mark.parametrize("dist", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["fused", "cost"])

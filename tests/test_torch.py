@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from in_threads import in_threads
-from oracle import truth
 
-from softdtw_cuda import SoftDTW, softdtw, softdtw_alignment, softdtw_from_cost
+from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
+from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import NO_BAND, Problem
+from tests.in_threads import in_threads
+from tests.oracle import truth
 
 
 def inputs(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +37,20 @@ def problem_of(
 
 def detached(problem: Problem) -> Problem:
     return problem._replace(x=problem.x.detach(), y=None if problem.y is None else problem.y.detach())
+
+
+@pytest.fixture
+def _garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds other bytes every time."""
+    fills = itertools.cycle(range(1, 251, 7))
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch,
+        "empty",
+        lambda *args, **options: (
+            made.fill_(next(fills)) if (made := empty(*args, **options)).dtype == torch.uint8 else made
+        ),
+    )
 
 
 class TestOperators:
@@ -79,14 +95,28 @@ class TestOperators:
         arguments = (torch.ones_like(value), value, state, *problem[:8])
         torch.library.opcheck(torch.ops.softdtw_cuda.backward, arguments)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("bandwidth", [NO_BAND, 6])
     @pytest.mark.parametrize("lengths", [False, True])
-    def test_state_is_bitwise_deterministic(self, device: str, lengths: bool) -> None:
-        problem = detached(problem_of(device, lengths=lengths, bandwidth=6))
-        _, first = torch.ops.softdtw_cuda.forward(*problem[:8])
-        noise = [torch.randint(0, 255, (size,), dtype=torch.uint8, device=device) for size in (999, 10**6)]
-        del noise  # what the next allocation finds in memory
-        _, second = torch.ops.softdtw_cuda.forward(*problem[:8])
+    @pytest.mark.usefixtures("_garbage")
+    def test_state_is_bitwise_deterministic(self, dtype: torch.dtype, bandwidth: int, lengths: bool) -> None:
+        problem = problem_of("cpu", dtype, lengths, bandwidth)
+        first, second = (torch.ops.softdtw_cuda.forward(*detached(problem)[:8])[1] for _ in range(2))
         assert torch.equal(first, second)
+        torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem[:8])
+
+    @pytest.mark.parametrize("size", [40, 200])
+    def test_backward_reads_what_forward_wrote(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        x, y = torch.randn(2, size, 3), torch.randn(2, size - 5, 3)
+        problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int32), None, 0.5, NO_BAND, True, True)
+        value, state = _backends.forward(problem)
+        monkeypatch.setattr(launch, "zeroed_bytes", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+        _, other = _backends.forward(problem)
+        monkeypatch.undo()
+        assert not torch.equal(state, other)  # not all bytes are written
+        gradients = [_backends.backward(problem, torch.ones(2), value, each) for each in (state, other)]
+        for first, second in zip(*gradients, strict=True):
+            assert torch.equal(first, second)
 
     def test_the_short_way_and_the_operators_agree(self, device: str) -> None:
         """Plain eager tensors go past the dispatcher; a dispatch mode makes them go through it."""
@@ -288,6 +318,45 @@ class TestFunc:
         torch.testing.assert_close(softdtw_from_cost(kept[0]), softdtw_from_cost(plain), rtol=0, atol=0)
 
 
+SEVERAL: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "fused": softdtw,
+    "cost": lambda x, y: softdtw(x, y, fused=False),
+    "normalize": lambda x, y: softdtw(x, y, normalize=True),
+    "broadcast": lambda x, y: softdtw(x[:1], y),
+    "lengths": lambda x, y: softdtw(x, y, x_lengths=LENGTHS[0], y_lengths=LENGTHS[1]),
+    "band": lambda x, y: softdtw(x, y, bandwidth=9),
+    "euclidean": lambda x, y: softdtw(x, y, dist="euclidean"),
+    "cosine": lambda x, y: softdtw(x, y, dist="cosine"),
+    "from_cost": lambda x, y: softdtw_from_cost(x @ y.mT),
+    "cdist": lambda x, y: softdtw_cdist(x, y[:2]).flatten(),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+class TestSeveralGradientsInOneCall:
+    """Batches of gradients, which torch maps in another way than torch.func.vmap."""
+
+    def test_is_grads_batched(self, device: str, name: str) -> None:
+        x, y = inputs(device, torch.float64)
+        value = SEVERAL[name](x, y)
+        weights = torch.randn(4, *value.shape, device=device, dtype=torch.float64)
+        batched = torch.autograd.grad(value, (x, y), weights, is_grads_batched=True, retain_graph=True)
+        for k, weight in enumerate(weights):
+            for side, expected in zip(
+                batched, torch.autograd.grad(value, (x, y), weight, retain_graph=True), strict=True
+            ):
+                torch.testing.assert_close(side[k], expected, rtol=1e-12, atol=1e-12)
+
+    def test_jacobian(self, device: str, name: str) -> None:
+        x, y = (side.detach() for side in inputs(device, torch.float64))
+        jacobians = [
+            torch.autograd.functional.jacobian(SEVERAL[name], (x, y), vectorize=vectorize)
+            for vectorize in (False, True)
+        ]
+        for expected, side in zip(*jacobians, strict=True):
+            torch.testing.assert_close(side, expected, rtol=1e-12, atol=1e-12)
+
+
 class TestDeterminism:
     SHAPES = ((5, 200, 190, 3), (1, 700, 650, 2), (33, 40, 30, 20))
 
@@ -375,6 +444,28 @@ class TestModule:
         assert repr(module) == (
             "SoftDTW(gamma=0.1, bandwidth=5, normalize=True, dist='cdist', fused=False, reduction='sum')"
         )
+
+    def test_repr_with_a_module_as_distance(self) -> None:
+        class Distance(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = torch.nn.Linear(3, 3)
+
+            def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                return torch.cdist(self.scale(x), self.scale(y))
+
+        module = SoftDTW(dist=Distance())
+        assert repr(module).splitlines() == [
+            "SoftDTW(",
+            "  gamma=1, dist='Distance', reduction='none'",
+            "  (dist): Distance(",
+            "    (scale): Linear(in_features=3, out_features=3, bias=True)",
+            "  )",
+            ")",
+        ]
+        assert len(list(module.parameters())) == 2
+        with pytest.raises(ValueError, match="dist='Distance'"):
+            SoftDTW(dist=Distance(), fused=True)
 
     @pytest.mark.parametrize(
         "clone",

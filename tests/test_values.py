@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from oracle import assert_within_float64, delannoy, enumerate_paths
 
 from softdtw_cuda import (
     softdtw,
@@ -15,6 +14,7 @@ from softdtw_cuda import (
     softdtw_divergence,
     softdtw_from_cost,
 )
+from tests.oracle import assert_within_float64, delannoy, enumerate_paths
 
 
 def column(*values: float, device: str = "cpu", dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -26,6 +26,8 @@ from . import _backends, _ops
 from ._distances import with_costs, with_embedding
 from ._problem import Direction, Problem
 from ._torch_compat import (
+    asked_gradients,
+    holds_mapped_grad,
     in_forward_mode,
     in_transform,
     is_differentiated,
@@ -250,16 +252,46 @@ def expected_jvp(ctx: Any, *tangents: Any) -> Any:
 
 
 def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Nothing is kept: there is no third derivative."""
+    """Keeps what the derivative wrt a direction needs, in which the results are linear."""
+    problem, direction = Problem(*inputs[3:-5]), Direction(*inputs[-5:])
+    is_change = direction.kind == ("matrix" if problem.y is None else "tangents")
+    ctx.linear = is_change and not (direction.need_a or direction.need_b)
+    ctx.tensors = [isinstance(each, Tensor) for each in inputs]
+    _save(ctx, inputs[0], *_keep_problem(ctx, inputs[3:-5]))
+
+
+def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    """The gradient of a Hessian-vector product wrt the vector, which is one, too: the Hessian is symmetric.
+
+    torch.autograd.functional.hvp takes it; everything else would be a third derivative.
+    """
+    grad, *tensors = ctx.saved_tensors
+    count = len(ctx.needs_input_grad)
+    # torch's flags say what could be asked for, its engine what is.
+    asked = asked_gradients(ctx, ctx.tensors)
+    if not ctx.linear or any(asked[k] for k in (0, 3, 4)):
+        raise RuntimeError(THIRD_DERIVATIVE)
+    problem = _kept_problem(ctx, tensors, asked[count - 4], asked[count - 3])
+    direction = _change(problem, u if ctx.need[0] else None, w if ctx.need[1] else None)
+    if direction.a is None and direction.b is None:
+        return (None,) * count
+    _, value, state = _expected(problem, direction)
+    per_pair = expected_gradients(problem, direction, grad, value, state)
+    grad_a = per_pair[0] if asked[count - 4] else None
+    grad_b = per_pair[1] if asked[count - 3] else None
+    return *(None,) * (count - 4), grad_a, grad_b, None, None
+
+
+THIRD_DERIVATIVE = (
+    "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
+    "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
+    "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
+)
 
 
 def third_derivative(ctx: Any, *_: Any) -> NoReturn:
     """Refused where it is asked for, so that it is never a wrong number."""
-    raise RuntimeError(
-        "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
-        "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
-        "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
-    )
+    raise RuntimeError(THIRD_DERIVATIVE)
 
 
 # vmap: a mapped dimension of size V becomes part of the batch, V * B pairs in one launch.
@@ -331,14 +363,17 @@ def _unfold(
     return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
 
 
-def _multiples(
-    grad: Tensor, dim: int, per_pair: tuple[Tensor, ...]
-) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """Several gradients of the same values (is_grads_batched): each is a multiple of the first."""
-    factor = grad.movedim(dim, 0)[..., None, None]
-    sides = tuple(
-        side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair
-    )
+def _scale(per_pair: Tensor, grad: Tensor) -> Tensor:
+    """Gradients, one per pair, for `grad` (..., B), from those for ones."""
+    if per_pair.dim() == 1:
+        return per_pair
+    return scale_gradient(per_pair, grad[..., None, None]).to(per_pair.dtype)
+
+
+def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tensor, *fields: Any) -> Any:
+    """Several gradients of the same values: each is a multiple of one."""
+    per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
+    sides = tuple(_scale(side, grad.movedim(dim, 0)) for side in per_pair)
     return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
 
 
@@ -384,8 +419,7 @@ class _Gradient(torch.autograd.Function):
         grad, value, state, *fields = inputs
         problem = Problem(*fields)
         if all(dim is None for dim in dims):
-            ones = torch.ones_like(value)
-            return _multiples(grad, grad_dim, _apply(_Gradient, ones, value, state, *problem.operands))
+            return _scale_all(_Gradient, grad, grad_dim, value, state, *problem.operands)
         folded, batch = _fold(size, tuple(dims), problem)
         grad = _fold_numbers(size, grad_dim, batch, grad)
         value = _fold_numbers(size, value_dim, batch, value)
@@ -416,7 +450,7 @@ class _ExpectedGradient(torch.autograd.Function):
     """Gradient of <E, Omega>, values, state, a Problem and a Direction to gradients, one per pair."""
 
     setup_context = staticmethod(setup_expected_gradient)
-    backward = staticmethod(third_derivative)
+    backward = staticmethod(expected_gradient_backward)
     jvp = staticmethod(third_derivative)
 
     @staticmethod
@@ -433,9 +467,7 @@ class _ExpectedGradient(torch.autograd.Function):
         grad, value, state, *fields = inputs
         problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
         if all(dim is None for dim in dims):
-            ones = torch.ones_like(value)
-            per_pair = _apply(_ExpectedGradient, ones, value, state, *problem.operands, *direction)
-            return _multiples(grad, grad_dim, per_pair)
+            return _scale_all(_ExpectedGradient, grad, grad_dim, value, state, *fields)
         folded, batch = _fold(size, tuple(dims[:-5]), problem)
         direction = _fold_direction(size, tuple(dims[-4:-2]), batch, direction)
         grad = _fold_numbers(size, grad_dim, batch, grad)
@@ -566,6 +598,13 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
+    if not torch.compiler.is_compiling() and is_grad_batch(grad):
+        per_pair_x, per_pair_y = _gradients(problem, torch.ones_like(value), value, state)
+        return _scale(per_pair_x, grad), _scale(per_pair_y, grad)
+    return _gradients(problem, grad, value, state)
+
+
+def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     result: tuple[Tensor, Tensor]
     if _is_called_directly(grad):
         return _backends.backward(problem, grad, value, state)
@@ -589,7 +628,12 @@ def expected_gradients(
     result: tuple[Tensor, Tensor, Tensor, Tensor]
     if _is_called_directly(grad, direction.a, direction.b):
         return _backends.expected_backward(problem, direction, grad, value, state)
-    result = _record(_ExpectedGradient, grad, value, state, *problem.operands, *direction)
+    arguments = (grad, value, state, *problem.operands, *direction)
+    # Not leaves: of those the engine does not tell whether their gradient is asked for.
+    result = _record(
+        _ExpectedGradient,
+        *(each.view_as(each) if isinstance(each, Tensor) and each.is_leaf else each for each in arguments),
+    )
     return result
 
 
@@ -597,11 +641,11 @@ def _is_called_directly(*cotangents: Tensor | None) -> bool:
     """Whether nobody needs to see a Function between the caller and the backend."""
     if torch.compiler.is_compiling():
         return True
-    return not (is_differentiated() or any(each is not None and is_grad_batch(each) for each in cotangents))
+    return not (is_differentiated() or holds_mapped_grad(*cotangents))
 
 
 def _record(function: Any, *arguments: Any) -> Any:
-    if any(isinstance(each, Tensor) and is_grad_batch(each) for each in arguments):
+    if holds_mapped_grad(*arguments):
         return map_over_grads(function, *arguments)
     return _apply(function, *arguments)
 
@@ -616,7 +660,7 @@ if _ops.library is not None:
         ("forward", value_backward, setup_value),
         ("backward", gradient_backward, setup_gradient),
         ("expected", expected_backward, setup_expected),
-        ("expected_backward", third_derivative, setup_expected_gradient),
+        ("expected_backward", expected_gradient_backward, setup_expected_gradient),
     ):
         torch.library.register_autograd(
             f"softdtw_cuda::{name}", backward, setup_context=setup, lib=_ops.library

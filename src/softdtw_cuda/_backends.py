@@ -7,6 +7,8 @@ protocol in full. They are imported when a tensor of their device arrives and ne
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 import warnings
 from typing import Protocol, cast
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _reference
+from ._fork import wait_before_fork
 from ._problem import Direction, Problem
 from ._torch_compat import is_plain
 
@@ -73,7 +76,7 @@ def _find_backend(device_type: str) -> Backend:
         except ImportError as error:
             warnings.warn(
                 f"softdtw_cuda: the CPU kernels cannot be loaded ({error}); falling back to plain torch, "
-                "which is many times slower and keeps N x M tables. `pip install numba` brings the kernels.",
+                f"which is many times slower and keeps N x M tables. {_remedy()} brings the kernels.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -86,7 +89,18 @@ def _find_backend(device_type: str) -> Backend:
     return _reference
 
 
-_kept_backend = functools.cache(_find_backend)
+def _remedy() -> str:
+    return "Unsetting NUMBA_DISABLE_JIT" if "numba" in sys.modules else "`pip install numba`"
+
+
+_loading = threading.RLock()
+wait_before_fork(_loading)
+
+
+@functools.cache
+def _kept_backend(device_type: str) -> Backend:
+    with _loading:
+        return _find_backend(device_type)
 
 
 def backend(device_type: str) -> Backend:
@@ -105,7 +119,7 @@ def dual_backend(device_type: str) -> DualBackend:
 def kernel_missing(device_type: str) -> str | None:
     """Why tensors of this device have no fused kernel; None where they have one."""
     if device_type == "cpu" and backend("cpu") is cast(Backend, _reference):
-        return "CPU tensors need numba, which is not installed (`pip install numba`)"
+        return f"the CPU kernels cannot be loaded ({_remedy()} brings them)"
     if device_type == "cuda" and torch.version.hip is not None:
         return "there are no kernels for ROCm yet"
     if device_type not in ("cpu", "cuda"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -58,6 +59,12 @@ def _centre(x: Tensor, y: Tensor) -> Tensor:
     return (y if y.shape[0] == 1 else x).mean(1, keepdim=True)
 
 
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # the meta device has none
+
+
 def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Gradient of the squared Euclidean costs wrt x, one for each sample: 2 sum_j grad_ij (x_i - y_j).
 
@@ -66,13 +73,13 @@ def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
         x, y: (B or 1, N, D) and (B or 1, M, D).
     """
     centre = _centre(x, y)
-    with torch.autocast(x.device.type, enabled=False):
+    with _without_autocast(x.device.type):
         return 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
 
 
 def sqeuclidean_tangent(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
     """Change of the squared Euclidean costs with tangents a of x and b of y: 2 (x_i - y_j).(a_i - b_j)."""
-    with torch.autocast(x.device.type, enabled=False):
+    with _without_autocast(x.device.type):
         x, y = x.double(), y.double()
         centre = _centre(x, y)
         x, y = x - centre, y - centre

@@ -109,10 +109,21 @@ cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = (
 differentiated. torch has it as an operator only. Without it torch.cdist is computed again."""
 
 is_grad_batch: Callable[[Tensor], bool] = _private(
-    "_C._functorch.is_legacy_batchedtensor", lambda tensor: False
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
 )
 """Whether a gradient is a batch of them, by is_grads_batched or jacobian(vectorize=True), which hide the
-mapped dimension in a way of their own. Without it torch raises that a batching rule is missing."""
+mapped dimension in a way of their own. Without it every gradient is taken for a batch, which costs a
+multiplication."""
+
+_is_mapped_grad: Callable[[Any], bool] = _private(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: False
+)
+"""The same, for second derivatives. Without it torch raises that it lacks a batching rule."""
+
+
+def holds_mapped_grad(*arguments: Any) -> bool:
+    """Whether a tensor among the arguments is a batch of gradients."""
+    return any(isinstance(each, Tensor) and _is_mapped_grad(each) for each in arguments)
 
 
 def map_over_grads(function: Any, *arguments: Any) -> Any:
@@ -120,9 +131,7 @@ def map_over_grads(function: Any, *arguments: Any) -> Any:
     nesting = torch._C._vmapmode_increment_nesting()
     torch._C._vmapmode_decrement_nesting()
     level = nesting - 1
-    dims = tuple(
-        0 if isinstance(argument, Tensor) and is_grad_batch(argument) else None for argument in arguments
-    )
+    dims = tuple(0 if holds_mapped_grad(argument) else None for argument in arguments)
     whole = [
         argument if dim is None else torch._remove_batch_dim(argument, level, 1, 0)
         for argument, dim in zip(arguments, dims, strict=True)
@@ -133,6 +142,19 @@ def map_over_grads(function: Any, *arguments: Any) -> Any:
         result if dim is None else torch._add_batch_dim(result, dim, level)
         for result, dim in zip(results, out_dims, strict=True)
     )
+
+
+_will_execute: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
+"""Whether the backward under way goes on to a node. Without it every gradient that could be asked for is."""
+
+
+def asked_gradients(ctx: Any, tensors: list[bool]) -> list[bool]:
+    """Which of a Function's arguments the backward under way asks a gradient of; `tensors` are tensors."""
+    if in_transform() or not hasattr(ctx, "next_functions"):
+        return list(ctx.needs_input_grad)
+    nodes = iter(ctx.next_functions)
+    edges = [next(nodes)[0] if is_tensor else None for is_tensor in tensors]
+    return [node is not None and _will_execute(node) for node in edges]
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))

@@ -7,11 +7,13 @@ handful of comparisons; messages are built only on failure.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -125,18 +127,44 @@ def check_metric(dist: str | DistanceFunction) -> Metric:
     )
 
 
-def _check_float_tensor(name: str, tensor: object) -> None:
-    if isinstance(tensor, PackedSequence):
+def check_not_packed(name: str, series: object, lengths: str) -> None:
+    """Raise for a PackedSequence; `lengths` is the argument that takes the lengths of its series."""
+    if isinstance(series, PackedSequence):
         raise TypeError(
             f"{name} is a PackedSequence, expected a padded tensor and lengths; pad_packed_sequence({name}, "
-            f"batch_first=True) of torch.nn.utils.rnn gives both, pass them as {name} and {name}_lengths."
+            f"batch_first=True) of torch.nn.utils.rnn gives both, pass them as {name} and {lengths}."
         )
-    if isinstance(tensor, (list, tuple)) and any(isinstance(item, (Tensor, Sequence)) for item in tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, got a {type(tensor).__name__} of {len(tensor)} series; pad it "
-            f"with torch.nn.utils.rnn.pad_sequence({name}, batch_first=True) and pass the true lengths as "
-            f"{name}_lengths=[len(series) for series in {name}]."
+
+
+def _check_not_ragged(name: str, series: object) -> None:
+    """Raise for a list of series, or NumPy's array of arrays."""
+    if not isinstance(series, (list, tuple)) and str(getattr(series, "dtype", "")) != "object":
+        return
+    items = list(cast("Iterable[object]", series))
+    if not any(hasattr(item, "__len__") for item in items):
+        return
+    tensors = name
+    if not all(isinstance(item, Tensor) for item in items):
+        tensors = f"[torch.as_tensor(one) for one in {name}]"
+    raise TypeError(
+        f"{name} must be a torch.Tensor, got a {type(series).__name__} of {len(items)} series; pad them with "
+        f"torch.nn.utils.rnn.pad_sequence({tensors}, batch_first=True) and pass their true lengths as "
+        f"{name}_lengths=[len(one) for one in {name}]."
+    )
+
+
+def _check_not_traced() -> None:
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # documented, not annotated
+        raise RuntimeError(
+            "softdtw_cuda: torch.jit.trace cannot record Soft-DTW, whose kernels it does not see; use "
+            "torch.compile or torch.export, or trace the model without its loss."
         )
+
+
+def _check_float_tensor(name: str, tensor: object) -> None:
+    if name != "cost":
+        check_not_packed(name, tensor, f"{name}_lengths")
+        _check_not_ragged(name, tensor)
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}; convert it with "
@@ -160,7 +188,10 @@ def _check_float_tensor(name: str, tensor: object) -> None:
 
 def _autocast_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
     """x and y in float32 where autocast may have made one of them narrower; None otherwise."""
-    if torch.float64 in (x.dtype, y.dtype) or not torch.is_autocast_enabled(x.device.type):
+    device_type = x.device.type
+    if torch.float64 in (x.dtype, y.dtype) or not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
         return None
     return x.float(), y.float()
 
@@ -171,16 +202,25 @@ def _are_dense(*tensors: object) -> bool:
     )
 
 
-def _dimension_error(x: Tensor, y: Tensor) -> ValueError:
-    shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
-    if x.dim() > 3 or y.dim() > 3:
-        fix = "flatten what comes before time into the batch and what comes after it into the features, for "
-        fix += "example x.flatten(0, 1) or x.flatten(2)"
-    else:
-        fix = "add a missing feature axis with x.unsqueeze(-1), a missing batch axis with x.unsqueeze(0)"
+def _dimension_error(x: Tensor, y: Tensor, all_pairs: bool) -> ValueError:
+    expected = "3 dimensions (series, time, features)"
+    if not all_pairs:
+        expected = "3 dimensions (batch, time, features), or both 2 (time, features)"
     return ValueError(
-        f"x and y must both have 3 dimensions (batch, time, features) or both 2 (time, features), got shapes "
-        f"{shapes}; {fix}."
+        f"x and y must both have {expected}, got shapes {tuple(x.shape)} and {tuple(y.shape)}; "
+        f"{fix_dimensions('x', max(x.dim(), y.dim()))}."
+    )
+
+
+def fix_dimensions(name: str, dimensions: int) -> str:
+    """What to do about a tensor that should have (series, time, features)."""
+    if dimensions > 3:
+        return (
+            "flatten what comes before time into the first dimension and what comes after it into the "
+            f"features, for example {name}.flatten(0, 1) or {name}.flatten(2)"
+        )
+    return (
+        f"add a missing feature axis with {name}.unsqueeze(-1), a missing first axis with {name}.unsqueeze(0)"
     )
 
 
@@ -206,6 +246,7 @@ def _feature_error(x: Tensor, y: Tensor, batched: bool) -> ValueError:
 
 def _check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, Tensor, bool]:
     """x (Bx, N, D) and y (By, M, D), and whether they came batched; for all_pairs batch sizes are free."""
+    _check_not_traced()
     x_dim, y_dim = (x.dim(), y.dim()) if _are_dense(x, y) else (0, 0)
     if x_dim == 3 and y_dim == 3:
         batched = True
@@ -214,22 +255,18 @@ def _check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, 
     else:
         _check_float_tensor("x", x)
         _check_float_tensor("y", y)
-        if all_pairs:
-            raise ValueError(
-                f"x and y must have 3 dimensions (series, time, features), got shapes {tuple(x.shape)} and "
-                f"{tuple(y.shape)}; add a missing feature axis with x.unsqueeze(-1), a missing first axis "
-                "with x.unsqueeze(0)."
-            )
-        raise _dimension_error(x, y)
+        raise _dimension_error(x, y, all_pairs)
     x_dtype, y_dtype = x.dtype, y.dtype
     if x_dtype not in FLOATS or y_dtype not in FLOATS:
         _check_float_tensor("x", x)
         _check_float_tensor("y", y)
     if x.device != y.device:
-        raise ValueError(
-            f"x is on {x.device} and y on {y.device}, expected one device for both; move one with "
-            "y.to(x.device)."
-        )
+        fix = "move one with y.to(x.device)"
+        if "meta" in (x.device.type, y.device.type):
+            fix = (
+                "a meta tensor has a shape and no numbers, so it cannot be moved: make it on the other device"
+            )
+        raise ValueError(f"x is on {x.device} and y on {y.device}, expected one device for both; {fix}.")
     if x_dtype is not y_dtype:
         pair = _autocast_pair(x, y)
         if pair is None:
@@ -288,12 +325,13 @@ def check_cost(
     """The problem of cost matrices, and whether they came batched."""
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
+    _check_not_traced()
     _check_float_tensor("cost", cost)
     if cost.dim() not in (2, 3):
-        raise ValueError(
-            f"cost must have shape (batch, N, M) or (N, M), got {tuple(cost.shape)}; add a batch axis with "
-            "cost.unsqueeze(0), or flatten several into one with cost.flatten(0, -3)."
-        )
+        fix = "flatten the batch with cost.flatten(0, -3)"
+        if cost.dim() < 2:
+            fix = "a matrix has a row for each step of x and a column for each step of y"
+        raise ValueError(f"cost must have shape (batch, N, M) or (N, M), got {tuple(cost.shape)}; {fix}.")
     if cost.shape[-1] == 0 or cost.shape[-2] == 0:
         raise ValueError(
             f"cost has shape {tuple(cost.shape)}, expected N and M to be at least 1; drop empty series "
@@ -499,18 +537,17 @@ def _check_length_tensor(
     lengths: Tensor, name: str, rows: int, batch: int, device: torch.device, batched: bool
 ) -> Tensor:
     if lengths.dtype == torch.bool:
-        raise TypeError(
-            f"{name} has dtype torch.bool, expected integers; a mask of shape (batch, time) that is True "
-            "inside the series gives lengths by mask.sum(1)."
-        )
+        raise _mask_error(name, lengths.dtype)
     if lengths.dtype not in _INTEGERS:
         raise TypeError(
             f"{name} has dtype {lengths.dtype}, expected an integer type; convert it with {name}.long()."
         )
     if lengths.device != device and lengths.device.type != "cpu":
+        fix = f"move it with {name}.to({str(device)!r})"
+        if lengths.device.type == "meta":
+            fix = "a meta tensor has no numbers, so it cannot be moved: make it on the CPU"
         raise ValueError(
-            f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; move it "
-            f"with {name}.to({str(device)!r})."
+            f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; {fix}."
         )
     given = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
     if given.dim() != 1 or given.shape[0] not in (batch, rows):
@@ -518,9 +555,18 @@ def _check_length_tensor(
     return given
 
 
+def _mask_error(name: str, dtype: object) -> TypeError:
+    return TypeError(
+        f"{name} has dtype {dtype}, expected integers; a mask of shape (batch, time) that is True inside the "
+        "series gives lengths by mask.sum(1)."
+    )
+
+
 def _check_length_list(
     lengths: Sequence[int] | int, name: str, rows: int, batch: int, batched: bool
 ) -> list[int]:
+    if str(getattr(lengths, "dtype", "")) == "bool":
+        raise _mask_error(name, "bool")
     if not batched and isinstance(lengths, SupportsIndex) and not isinstance(lengths, bool):
         lengths = [operator.index(lengths)]
     try:
@@ -671,7 +717,7 @@ def _with_batch_axis(name: str, tensor: object, batch: int, batched: bool, devic
 _MIGRATION = {
     "use_cuda": "leave it out: the tensors' device decides",
     "dist_func": "pass it as dist=",
-    "verbose": "progress=True shows a progress bar",
+    "verbose": "leave it out; softdtw_barycenter alone shows progress, with progress=True",
     "device": "leave it out: the tensors' device decides",
     "n_jobs": "torch.set_num_threads sets the number of threads",
     "sakoe_chiba_radius": "pass it as bandwidth=",
@@ -693,8 +739,9 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
             # Raised by the call itself, not inside it.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            hints = [f"{name}: {_MIGRATION[name]}" for name in kwargs if name in _MIGRATION]
-            if "positional argument" in str(error):
+            unknown = kwargs.keys() - inspect.signature(function).parameters.keys()
+            hints = [f"{name}: {_MIGRATION[name]}" for name in _MIGRATION if name in unknown]
+            if re.search("positional arguments? but", str(error)):
                 hints.append("options are passed by name, for example gamma=0.1")
             if not hints:
                 raise

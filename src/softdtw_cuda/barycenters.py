@@ -14,7 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._problem import value_dtype
-from ._validation import Lengths, check_count, check_gamma, check_lengths, check_real, explains_arguments
+from ._validation import (
+    Lengths,
+    check_count,
+    check_gamma,
+    check_lengths,
+    check_not_packed,
+    check_real,
+    explains_arguments,
+    fix_dimensions,
+)
 from .functional import softdtw
 
 Optimizer = Literal["adam", "lbfgs"]
@@ -134,7 +143,7 @@ def softdtw_barycenter(
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
 
-    Example:
+    Examples:
         >>> X = torch.randn(16, 100, 3)
         >>> softdtw_barycenter(X, gamma=0.1, max_iter=20).shape
         torch.Size([100, 3])
@@ -205,14 +214,15 @@ def _check_series(
         if X.dim() != 3:
             raise ValueError(
                 f"X must have shape (K, N, D), or be a list of (N_k, D) tensors, got shape {tuple(X.shape)}; "
-                "add a feature axis with X.unsqueeze(-1)."
+                f"{fix_dimensions('X', X.dim())}."
             )
         batch = X
     else:
         if not isinstance(X, Sequence) or not all(isinstance(item, Tensor) for item in X):
+            check_not_packed("X", X, "lengths")
             raise TypeError(
                 f"X must be a (K, N, D) tensor or a list of (N_k, D) tensors, got {type(X).__name__}; "
-                "convert arrays with torch.as_tensor."
+                "convert arrays with torch.as_tensor, those of a list each."
             )
         if lengths is not None:
             raise ValueError("lengths is given but X is a list, whose tensors know theirs; leave it out.")
@@ -238,6 +248,8 @@ def _check_series(
             f"X has shape {tuple(batch.shape)}, expected at least one series, time step and feature; drop "
             "empty series before the call."
         )
+    if batch.device.type == "meta":
+        raise ValueError("X is on meta, where a tensor has a shape and no numbers; make X on another device.")
     if not batch.is_floating_point():
         raise TypeError(f"X has dtype {batch.dtype}, expected a float type; convert it with X.float().")
     batch = batch.detach().to(device=device, dtype=value_dtype(batch.dtype))

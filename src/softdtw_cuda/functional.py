@@ -56,8 +56,10 @@ def softdtw(
             kernel, not by the host: a bad one gives NaN for its sample.
 
     Returns:
-        (B,) values, 0-dim for unbatched input: float64 for float64 input, otherwise float32. Gradients come
-        in the type of the input.
+        (B,) values, 0-dim for unbatched input, in float64 for float64 input and otherwise in float32.
+        Gradients come in the type of the input. The error of a float32 value is relative to the value, or to
+        gamma times N + M where that is more. With a gamma far above the costs few digits of the value are
+        left, though the gradient keeps its own. A cost beyond about 1e15 gamma counts as +inf.
 
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
@@ -67,7 +69,7 @@ def softdtw(
     Under torch.autocast the loss computes in the types above all the same. Where autocast left x and y in
     different types, both are taken in float32.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
         >>> softdtw(x, y, gamma=0.1).mean().backward()
     """
@@ -108,7 +110,7 @@ def softdtw_divergence(
         TypeError, ValueError: as :func:`softdtw`, and for an unknown kind.
         RuntimeError: as :func:`softdtw`.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(8, 50, 3), torch.randn(8, 60, 3)
         >>> softdtw_divergence(x, y, gamma=0.1).shape
         torch.Size([8])
@@ -278,7 +280,7 @@ def softdtw_from_cost(
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
 
-    Example:
+    Examples:
         >>> cost = torch.rand(8, 50, 60, requires_grad=True)
         >>> softdtw_from_cost(cost, gamma=0.1).sum().backward()
     """
@@ -316,7 +318,7 @@ def softdtw_alignment(
     Raises:
         TypeError, ValueError: as :func:`softdtw`, and where neither or both of (x, y) and cost are given.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(50, 3), torch.randn(60, 3)
         >>> softdtw_alignment(x, y, gamma=0.1).shape
         torch.Size([50, 60])

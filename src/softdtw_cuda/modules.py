@@ -51,7 +51,7 @@ class SoftDTW(nn.Module):
     Raises:
         TypeError, ValueError: for options that no call could accept, already when the module is made.
 
-    Example:
+    Examples:
         >>> loss_fn = SoftDTW(gamma=0.1, reduction="mean")
         >>> loss_fn(torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)).backward()
     """

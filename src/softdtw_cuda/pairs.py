@@ -68,7 +68,7 @@ def softdtw_pairs(
     Raises:
         TypeError, ValueError: as :func:`softdtw`, and for indices out of range.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(5, 50, 3), torch.randn(7, 60, 3)
         >>> softdtw_pairs(x, y, [[0, 6], [4, 1], [0, 2]], gamma=0.1).shape
         torch.Size([3])
@@ -120,7 +120,7 @@ def softdtw_cdist(
     Raises:
         TypeError, ValueError: as :func:`softdtw`.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(5, 50, 3), torch.randn(7, 60, 3)
         >>> softdtw_cdist(x, y, gamma=0.1).shape
         torch.Size([5, 7])

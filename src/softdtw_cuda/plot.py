@@ -58,13 +58,13 @@ def plot_alignment(
         colorbar: explain the colours.
 
     Returns:
-        The panels, as :class:`AlignmentAxes`; ``.image.figure.savefig(...)`` saves the picture.
+        The panels; ``.image.figure.savefig(...)`` saves the picture.
 
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: shapes that do not fit together.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(50, 1).cumsum(0), torch.randn(60, 1).cumsum(0)
         >>> panels = plot_alignment(softdtw_alignment(x, y, gamma=0.1), x, y, title="gamma = 0.1")
     """
@@ -149,7 +149,7 @@ def plot_barycenter(
         ImportError: matplotlib is not installed.
         ValueError: shapes that do not fit together.
 
-    Example:
+    Examples:
         >>> X = torch.randn(8, 50, 1).cumsum(1)
         >>> panel = plot_barycenter(X, softdtw_barycenter(X, max_iter=5), others={"mean": X.mean(0)})
     """

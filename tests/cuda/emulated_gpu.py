@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import softdtw_cuda._cuda.compile
+from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config
 from softdtw_cuda._cuda.config import Kernel
 from softdtw_cuda._cuda.params import Params
 
 from .emulator import EmulatedModule, Flush, GuardedBuffer, build
 
-KERNELS = Path(softdtw_cuda._cuda.compile.__file__).parent / "kernels"
+KERNELS = Path(compiling.__file__).parent / "kernels"
 
 # The launches here are small, so a quick build matters more than quick code.
 _FLAGS = ("-O1", "-g1")
@@ -107,7 +107,7 @@ def module(kernel: Kernel, races: bool, capability: tuple[int, int]) -> Emulated
     """The kernel's source built for the host, as it is for a GPU of that compute capability."""
     # Sources differ before 8.0 and from 10.0 on.
     architecture = 750 if capability < (8, 0) else 1000 if capability >= (10, 0) else 900
-    defines = {**kernel.defines(), "__CUDA_ARCH__": architecture}
+    defines = {**kernel.defines(), **compiling.debug_macros(), "__CUDA_ARCH__": architecture}
     return build([KERNELS / f"{kernel.source}.cu"], defines, races=races, flags=_FLAGS)
 
 

@@ -63,7 +63,7 @@ def test_series(n: int, bandwidth: int, side: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("n", [700, 900])
-def test_sums_past_32_bits_are_redone(n: int) -> None:
+def test_sums_past_32_bits_are_rerun(n: int) -> None:
     x, y = torch.zeros(1, n, 2), torch.full((1, n, 2), 1177.0)
     value, _ = launch.forward(Problem(x, y, None, None, 1.0, -1))
     assert value.item() == pytest.approx(n * 2 * 1177.0**2, rel=1e-6)

@@ -15,7 +15,7 @@ import torch
 
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
-from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
+from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
 BINARY = bytes(range(256)) * 40
@@ -67,7 +67,7 @@ class TestKey:
         monkeypatch.setattr(compiling, "_options", lambda *about: {**options, "std": "c++20"})
         assert compiling.cache_key(KERNEL, FORWARD, "sm_90", "12.9") != key
 
-    @pytest.mark.parametrize("part", ["tiled.cu", "primitives.cuh", "recurrence.cuh", "walker.cuh"])
+    @pytest.mark.parametrize("part", ["tiled.cu", "primitives.cuh", "params.cuh", "walker.cuh"])
     def test_it_depends_on_every_source(
         self, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -86,7 +86,7 @@ class TestKey:
             compiling.source_text.cache_clear()
 
     def test_no_include_is_left_in_the_source(self) -> None:
-        for kernel in ("inline.cu", "tiled.cu"):
+        for kernel in ("univariate.cu", "wide.cu", "tiled.cu"):
             assert "#include" not in compiling.source_text(kernel)
 
 
@@ -187,7 +187,7 @@ class TestUnusableFolder:
         def fail(*args: Any, **kwargs: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(compiling.os, call, fail)
+        monkeypatch.setattr(os, call, fail)
         assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
         assert list(folder.iterdir()) == [], "no half-written file stays behind"
 
@@ -238,29 +238,29 @@ class TestAhead:
     def test_a_training_step(self, begun: list[tuple[Kernel, str]]) -> None:
         gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
         assert gpu._binary(KERNEL, FORWARD, "sm_90", save=True) == b"tiled forward sm_90"
-        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"inline forward sm_90"
+        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"wide forward sm_90"
         assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
-        assert gpu._binary(companion, REDO, "sm_90", save=True) == b"inline redo sm_90"
-        needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, REDO)}
+        assert gpu._binary(companion, RERUN, "sm_90", save=True) == b"wide rerun sm_90"
+        needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, RERUN)}
         assert set(begun) == needed
         assert len(begun) == 4, "each once"
 
     def test_small_pairs(self, begun: list[tuple[Kernel, str]]) -> None:
         gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
-        assert gpu._binary(KERNEL, AT_ONCE, "sm_90", save=True) == b"tiled at_once sm_90"
+        assert gpu._binary(KERNEL, FORWARD_BACKWARD, "sm_90", save=True) == b"tiled forward_backward sm_90"
         assert gpu._binary(KERNEL, FORWARD, "sm_90", save=False) == b"tiled forward sm_90"
         assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
-        assert gpu._binary(companion, REDO, "sm_90", save=True) == b"inline redo sm_90"
-        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"inline forward sm_90"
-        needed = {(KERNEL, AT_ONCE), (KERNEL, FORWARD), (KERNEL, BACKWARD)}
-        assert set(begun) == needed | {(companion, FORWARD), (companion, REDO)}
+        assert gpu._binary(companion, RERUN, "sm_90", save=True) == b"wide rerun sm_90"
+        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"wide forward sm_90"
+        needed = {(KERNEL, FORWARD_BACKWARD), (KERNEL, FORWARD), (KERNEL, BACKWARD)}
+        assert set(begun) == needed | {(companion, FORWARD), (companion, RERUN)}
         assert len(begun) == 5, "each once"
 
     def test_what_is_loaded_is_not_compiled_again(self, begun: list[tuple[Kernel, str]]) -> None:
         gpu = driver.Gpu()
         gpu.loaded[KERNEL.tag, FORWARD, 1] = driver._Loaded(None, 0, 0, 0)
-        gpu._binary(KERNEL, AT_ONCE, "sm_90", True, 1)
-        assert (KERNEL, AT_ONCE) in begun
+        gpu._binary(KERNEL, FORWARD_BACKWARD, "sm_90", True, 1)
+        assert (KERNEL, FORWARD_BACKWARD) in begun
         assert (KERNEL, FORWARD) not in begun
 
     def test_a_forward_alone(self, begun: list[tuple[Kernel, str]]) -> None:

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from oracle import (
+from torch import Tensor
+
+from softdtw_cuda import SoftDTW, _backends, _reference
+from softdtw_cuda._cuda import config, launch
+from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Device, Kernel
+from softdtw_cuda._problem import Problem
+from softdtw_cuda.modules import Reduction
+from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,
     relative,
     truth,
 )
-from torch import Tensor
-
-from softdtw_cuda import SoftDTW, _backends, _reference
-from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.config import AT_ONCE, BACKWARD, FORWARD, REDO, Device, Kernel
-from softdtw_cuda._problem import Problem
-from softdtw_cuda.modules import Reduction
-from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
 HOPPER = Device()
 AMPERE = Device(shared_bytes=166912, capability=(8, 0), processors=108)
@@ -85,7 +85,7 @@ class Case:
         )
 
     def kernels(self) -> Iterator[tuple[Kernel, bool, tuple[int, int]]]:
-        for kernel in (self.plan.main, self.plan.redo):
+        for kernel in (self.plan.main, self.plan.rerun):
             if kernel is not None:
                 yield kernel, self.races, self.device.capability
 
@@ -201,10 +201,10 @@ def _passes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: False)
 
 
-def unhealthy(case: Case, state: Tensor) -> list[bool]:
+def flagged(case: Case, state: Tensor) -> list[bool]:
     """Which samples the narrow kernels flagged as beyond their range."""
     layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
-    words = state[layout.health : layout.health + 4 * (case.batch + 1)].view(torch.int32)
+    words = state[layout.range_flags : layout.range_flags + 4 * (case.batch + 1)].view(torch.int32)
     flags = [word & 1 == 0 for word in words.tolist()]
     assert flags[-1] == any(flags[:-1]), "the batch's flag sums up the samples'"
     return flags[:-1]
@@ -400,7 +400,7 @@ def test_right(compute: Compute, case: Case) -> None:
     ids=str,
 )
 def test_series_that_nearly_agree(compute: Compute, case: Case) -> None:
-    """The little mass that rounding puts beside the path meets differences 1000 times as large."""
+    """The little weight that rounding puts beside the path meets differences 1000 times as large."""
     given = inputs_of(case)
     assert given.y is not None
     given.y.mul_(0.001).add_(given.x)
@@ -473,7 +473,7 @@ def assert_scratch_restored(case: Case, state: Tensor) -> None:
     layout = config.layout_of(case.plan, case.batch, case.n, case.m, case.bandwidth, True)
     words = state[: layout.scratch].view(torch.int32)
     assert words[0] == -1, "the next launch would start with somebody's ticket"
-    assert (words[layout.tokens // 4 :] == -1).all()
+    assert (words[layout.progress // 4 :] == -1).all()
 
 
 @pytest.mark.parametrize("case", [*FAMILIES, *FLAGGED], ids=str)
@@ -486,7 +486,7 @@ def test_a_second_backward_from_the_same_state(compute: Compute, case: Case) -> 
     doubled = backward(case, given, first.value, first.state, 2 * given.weights)
     assert torch.equal(doubled.grad_x, 2 * first.grad_x)
     assert_scratch_restored(case, first.state)
-    if not any(unhealthy(case, first.state)):
+    if not any(flagged(case, first.state)):
         assert torch.equal(before, first.state), "an operator must leave its inputs alone"
     assert backward(case, given, first.value, first.state).equals(first)
 
@@ -497,7 +497,7 @@ def test_a_flagged_sample_among_others(compute: Compute) -> None:
     given = inputs_of(case)
     given.x[1] *= 1e6
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [False, True, False]
+    assert flagged(case, answer.state) == [False, True, False]
     assert_scratch_restored(case, answer.state)
     one = torch.full((1,), 0.75)
     expanded = backward(case, given, answer.value, answer.state, one.expand(3))
@@ -559,7 +559,7 @@ def test_another_backward_after_one_that_was_cut_short(
 
     def fail_once(kernel: Kernel, part: str, *others: Any) -> None:
         seen.append(part)
-        if part == REDO and seen.count(REDO) == 1:
+        if part == RERUN and seen.count(RERUN) == 1:
             raise error
         run(kernel, part, *others)
 
@@ -567,7 +567,7 @@ def test_another_backward_after_one_that_was_cut_short(
     with pytest.raises(type(error)):
         backward(case, given, value, state)
     assert backward(case, given, value, state).equals(expected)
-    assert seen == [BACKWARD, REDO] * 2
+    assert seen == [BACKWARD, RERUN] * 2
 
 
 @pytest.mark.parametrize("case", [Case(2, 70, 66, 5), Case(2, 70, 66, 1), Case(2, 70, 66, 0)], ids=str)
@@ -641,10 +641,10 @@ def test_gradients_with_values_are_bitwise_the_same(
     given = inputs_of(case)._replace(weights=torch.ones(case.batch))
     expected = compute(case, given)
     main = case.plan.main
-    one_launch = main.strips(case.n) == 1 and AT_ONCE in main.parts
-    passes = [(main, AT_ONCE)] if one_launch else [(main, FORWARD), (main, BACKWARD)]
-    last = [] if case.plan.redo is None else [(case.plan.redo, REDO)]
-    assert (case.plan.redo is None) == (case in WIDE_FROM_THE_START)
+    one_launch = main.strips(case.n) == 1 and FORWARD_BACKWARD in main.parts
+    passes = [(main, FORWARD_BACKWARD)] if one_launch else [(main, FORWARD), (main, BACKWARD)]
+    last = [] if case.plan.rerun is None else [(case.plan.rerun, RERUN)]
+    assert (case.plan.rerun is None) == (case in WIDE_FROM_THE_START)
     for seed, resident, relaxed in ((1, 1, False), (2, 8, True), (3, 3, True)):
         gpu = EmulatedGpu(seed, resident=resident, relaxed=relaxed)
         answer = compute(case, given, gpu, small=True)
@@ -684,10 +684,10 @@ def test_no_gradient_reaches_the_padding(compute: Compute, factor: float) -> Non
 
 def test_one_launch_is_tried_for_every_kernel_that_has_it() -> None:
     assert all(case.plan.main.strips(case.n) == 1 for case in ONE_STRIP)
-    mains = [case.plan.main for case in ONE_STRIP if AT_ONCE in case.plan.main.parts]
+    mains = [case.plan.main for case in ONE_STRIP if FORWARD_BACKWARD in case.plan.main.parts]
     tried = {(main.source, main.dims) for main in mains}
-    assert tried == {("inline", 1), *(("tiled", dims) for dims in (4, 8, 16, 32))}
-    assert {("inline", 1), ("tiled", 32)} <= {(main.source, main.dims) for main in mains if main.banded}
+    assert tried == {("univariate", 1), *(("tiled", dims) for dims in (4, 8, 16, 32))}
+    assert {("univariate", 1), ("tiled", 32)} <= {(main.source, main.dims) for main in mains if main.banded}
 
 
 @pytest.mark.parametrize("case", [Case(5, 40, 50, 5), Case(5, 150, 100, 5)], ids=str)
@@ -695,7 +695,7 @@ def test_a_flagged_sample_beside_gradients_with_values(compute: Compute, case: C
     given = inputs_of(case)._replace(weights=torch.ones(5))
     given.x[1] *= 1e6
     expected = compute(case, given)
-    assert unhealthy(case, expected.state) == [False, True, False, False, False]
+    assert flagged(case, expected.state) == [False, True, False, False, False]
     for seed, resident in ((1, 1), (2, 8)):
         gpu = EmulatedGpu(seed, resident=resident, relaxed=True)
         assert compute(case, given, gpu, small=True).equals(expected)
@@ -832,16 +832,16 @@ def test_no_races(compute: Compute, case: Case) -> None:
 def test_samples_beyond_the_narrow_range_are_walked_again(compute: Compute, case: Case) -> None:
     given, gpu = inputs_of(case), EmulatedGpu()
     answer = compute(case, given, gpu)
-    assert unhealthy(case, answer.state) == [True] * case.batch
-    main, redo = case.plan.main, case.plan.redo
-    assert gpu.launched == [(main, FORWARD), (redo, FORWARD), (main, BACKWARD), (redo, REDO)]
+    assert flagged(case, answer.state) == [True] * case.batch
+    main, rerun = case.plan.main, case.plan.rerun
+    assert gpu.launched == [(main, FORWARD), (rerun, FORWARD), (main, BACKWARD), (rerun, RERUN)]
     assert_right(case, given, answer)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_ordinary_samples_are_not(compute: Compute, case: Case) -> None:
-    if case.plan.redo is not None:
-        assert unhealthy(case, compute(case).state) == [False] * case.batch
+    if case.plan.rerun is not None:
+        assert flagged(case, compute(case).state) == [False] * case.batch
 
 
 @pytest.mark.parametrize(
@@ -850,12 +850,12 @@ def test_ordinary_samples_are_not(compute: Compute, case: Case) -> None:
 def test_one_sample_beyond_the_range_leaves_the_others_alone(compute: Compute, case: Case) -> None:
     given = inputs_of(case)
     expected = compute(case, given)
-    assert unhealthy(case, expected.state) == [False] * 3
+    assert flagged(case, expected.state) == [False] * 3
     x = given.x.clone()
     x[1] *= 1e5
     stretched = given._replace(x=x)
     answer = compute(case, stretched, EmulatedGpu(1, resident=2))
-    assert unhealthy(case, answer.state) == [False, True, False]
+    assert flagged(case, answer.state) == [False, True, False]
     assert_right(case, stretched, answer)
     for sample in (0, 2):
         assert answer.sample_equals(expected, sample)
@@ -883,7 +883,7 @@ def test_a_spike_that_the_frame_did_not_see(compute: Compute, case: Case) -> Non
     assert given.y is not None
     given.y[0, 44] = 3e5
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [True, False]
+    assert flagged(case, answer.state) == [True, False]
     assert_right(case, given, answer)
 
 
@@ -899,7 +899,7 @@ def test_one_cost_beyond_the_range_on_a_path_within_it(compute: Compute, case: C
     else:
         given.y[0, 44] = math.sqrt(scaled / math.log2(math.e) / case.d)
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [True, False]
+    assert flagged(case, answer.state) == [True, False]
     assert_right(case, given, answer)
 
 
@@ -916,7 +916,7 @@ def test_packed_checkpoints_hold_neighbours_far_apart(compute: Compute, case: Ca
     given = inputs_of(case)
     answer = compute(case, given)
     assert case.plan.main.packed
-    assert unhealthy(case, answer.state) == [False] * case.batch
+    assert flagged(case, answer.state) == [False] * case.batch
     assert_right(case, given, answer)
     unsaved, _ = forward(case, given, save=False)
     assert torch.equal(unsaved, answer.value)
@@ -934,7 +934,7 @@ def test_packed_checkpoints_hold_neighbours_very_far_apart(compute: Compute, far
     given.x[1] *= 1e-3
     given.y[1] *= 1e-3
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [False, False]
+    assert flagged(case, answer.state) == [False, False]
     assert_right(case, given, answer)
 
 
@@ -949,7 +949,7 @@ def test_a_spike_beside_the_band(compute: Compute, d: int) -> None:
         series[0] *= 1e-3
         series[0, 80] = 1e3
     answer = compute(case, given)
-    assert unhealthy(case, answer.state) == [True, False]
+    assert flagged(case, answer.state) == [True, False]
     assert_right(case, given, answer)
 
 
@@ -1034,16 +1034,16 @@ def test_forbidden_and_negative_costs(compute: Compute, case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [Case(3, 150, 100, 0), Case(3, 100, 150, 0, bandwidth=60), Case(3, 90, 90, 0, dtype=F64)], ids=str
 )
-def test_mass_is_conserved(compute: Compute, case: Case) -> None:
+def test_weight_is_conserved(compute: Compute, case: Case) -> None:
     """A path is on each anti-diagonal or jumps it with a diagonal step, and then it is on both neighbours."""
     given = inputs_of(case)
     given = given._replace(weights=torch.ones(case.batch, dtype=F64))
-    mass = compute(case, given).grad_x.double()
-    sums = torch.stack([mass.flip(2).diagonal(k, 1, 2).sum(1) for k in range(case.m - 1, -case.n, -1)], 1)
+    weight = compute(case, given).grad_x.double()
+    sums = torch.stack([weight.flip(2).diagonal(k, 1, 2).sum(1) for k in range(case.m - 1, -case.n, -1)], 1)
     tolerance = 1e-12 if case.dtype == F64 else 1e-5
     assert sums.shape == (case.batch, case.n + case.m - 1)
     assert (sums[:, [0, -1]] - 1).abs().max() <= tolerance
     assert sums.max() <= 1 + tolerance
     assert (sums[:, 1:] + sums[:, :-1]).min() >= 1 - tolerance
     for axis in (1, 2):  # every path visits every row and every column
-        assert mass.sum(axis).min() >= 1 - tolerance
+        assert weight.sum(axis).min() >= 1 - tolerance

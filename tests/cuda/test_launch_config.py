@@ -92,17 +92,17 @@ class TestChoice:
         for d in FEATURES:
             chosen = plan(d, F64, device=device)
             assert chosen.main.wide
-            assert chosen.redo is None
+            assert chosen.rerun is None
         assert config.choose(True, 1, F64, False, False, True, device).main.mode == COST
 
     def test_a_narrow_kernel_has_a_wide_second(self) -> None:
         for chosen, _ in every_plan():
-            main, redo = chosen.main, chosen.redo
-            assert main.wide == (redo is None)
-            if redo is not None:
-                assert redo.wide
-                assert redo.input_code == main.input_code
-                assert (redo.mode == COST) == (main.mode == COST)
+            main, rerun = chosen.main, chosen.rerun
+            assert main.wide == (rerun is None)
+            if rerun is not None:
+                assert rerun.wide
+                assert rerun.input_code == main.input_code
+                assert (rerun.mode == COST) == (main.mode == COST)
 
     def test_without_matrix_instructions_nothing_is_sent_to_tensor_cores(self) -> None:
         for chosen, device in every_plan():
@@ -138,7 +138,7 @@ class TestChoice:
 class TestLimits:
     def test_shared_memory_fits_the_device(self) -> None:
         for chosen, device in every_plan():
-            for kernel in (chosen.main, chosen.redo):
+            for kernel in (chosen.main, chosen.rerun):
                 if kernel is not None:
                     assert kernel.forward_shared <= device.shared_bytes, kernel
                     assert kernel.backward_shared <= device.shared_bytes, kernel
@@ -160,7 +160,7 @@ class TestLimits:
                 assert threads <= 1024
 
     def test_macros_are_integers_that_the_sources_use(self) -> None:
-        for source in ("inline", "tiled"):
+        for source in ("univariate", "tiled"):
             words = set(re.findall(r"\w+", compiling.source_text(f"{source}.cu")))
             for chosen, _ in every_plan():
                 if chosen.main.source == source:
@@ -172,7 +172,7 @@ class TestLimits:
 
 
 def strip_extent(kernel: Kernel, index: int, n: int, m: int, bandwidth: int) -> tuple[range, range]:
-    """Checkpoints of a strip of a pair, and the columns of its bottom row, as in recurrence.cuh."""
+    """Checkpoints of a strip of a pair, and the columns of its bottom row, as in strip.cuh."""
     radius = bandwidth if bandwidth >= 0 else n + m
     first_row = index * kernel.strip_rows
     last_row = min(n - 1, first_row + kernel.strip_rows - 1)
@@ -185,7 +185,7 @@ def strip_extent(kernel: Kernel, index: int, n: int, m: int, bandwidth: int) -> 
 
 
 def test_states_and_bottom_rows_have_room() -> None:
-    kernels = {kernel for chosen, _ in every_plan() for kernel in (chosen.main, chosen.redo) if kernel}
+    kernels = {kernel for chosen, _ in every_plan() for kernel in (chosen.main, chosen.rerun) if kernel}
     shapes = {(k.strip_rows, k.checkpoint): k for k in kernels}
     numbers = random.Random(0)
     for kernel in shapes.values():
@@ -223,30 +223,30 @@ def test_layout(batch: int, n: int, m: int, bandwidth: int) -> None:
             rows = batch * layout.row_bytes
             cleared = {
                 "counters": (0, 8),
-                "tokens": (layout.tokens, 16 * batch),
-                "turns": (layout.turns, 4 * batch * tiles if save else 0),
+                "progress": (layout.progress, 16 * batch),
+                "grad_y_order": (layout.grad_y_order, 4 * batch * tiles if save else 0),
                 "rows": (layout.rows, rows),
             }
             others = {
-                "health": (layout.health, 4 * (batch + 1)),
+                "range_flags": (layout.range_flags, 4 * (batch + 1)),
                 "pairs": (layout.pairs, batch * layout.pair_bytes),
             }
-            if chosen.redo is None:
+            if chosen.rerun is None:
                 cleared["more rows"] = (layout.more_rows, rows)
                 assert layout.more_row_bytes == layout.row_bytes
             else:  # a second walk clears its further row itself: behind its states, in the pair's own part
-                saved = chosen.redo.pair_bytes(n, m, bandwidth) if save else 0
+                saved = chosen.rerun.pair_bytes(n, m, bandwidth) if save else 0
                 assert layout.more_rows == layout.pairs + saved
                 assert saved + layout.row_bytes <= layout.pair_bytes == layout.more_row_bytes
             disjoint(cleared | others)
             for start, size in cleared.values():
                 assert start + size <= layout.scratch <= layout.filled
             for name, (start, size) in (cleared | others).items():
-                assert start % (4 if name in ("turns", "health") else 16) == 0
+                assert start % (4 if name in ("grad_y_order", "range_flags") else 16) == 0
                 assert start + size <= layout.total
-            assert layout.health + 4 * (batch + 1) <= layout.filled <= layout.pairs
+            assert layout.range_flags + 4 * (batch + 1) <= layout.filled <= layout.pairs
             assert layout.scratch % 16 == layout.filled % 4 == layout.pairs % 128 == 0
-            for kernel in (chosen.main, chosen.redo):
+            for kernel in (chosen.main, chosen.rerun):
                 if kernel is None:
                     continue
                 if kernel.strips(n) > 1:
@@ -376,7 +376,7 @@ C_TYPES = {"i64": ctypes.c_int64, "double": ctypes.c_double, "i32": ctypes.c_int
 
 
 def test_params_has_the_fields_of_the_source_in_their_order() -> None:
-    text = (Path(compiling.__file__).parent / "kernels" / "recurrence.cuh").read_text()
+    text = (Path(compiling.__file__).parent / "kernels" / "params.cuh").read_text()
     body = re.search(r"struct Params \{(.*?)\n\};", text, re.DOTALL)
     assert body is not None
     declared = []

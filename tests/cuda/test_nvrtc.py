@@ -17,12 +17,12 @@ import torch
 from softdtw_cuda._cuda import config
 from softdtw_cuda._cuda.compile import compile_source
 from softdtw_cuda._cuda.config import (
-    AT_ONCE,
     BACKWARD,
     COST,
     DIRECT,
     FORWARD,
-    REDO,
+    FORWARD_BACKWARD,
+    RERUN,
     TENSOR,
     UNIVARIATE,
     Device,
@@ -50,8 +50,8 @@ def kernels_for(device: Device) -> tuple[Kernel, ...]:
     """Every kernel that a call on this device can ask for."""
     flags = (False, True)
     choices = itertools.product(flags, FEATURES, config.INPUT_CODES, flags, flags, flags)
-    plans = [config.choose(*choice, device) for choice in choices]
-    return tuple(dict.fromkeys(kernel for plan in plans for kernel in (plan.main, plan.redo) if kernel))
+    plans = [config.choose(*choice, device, many) for choice in choices for many in flags]
+    return tuple(dict.fromkeys(kernel for plan in plans for kernel in (plan.main, plan.rerun) if kernel))
 
 
 def one_of_each_kind(kernels: tuple[Kernel, ...]) -> list[Kernel]:
@@ -88,14 +88,18 @@ def name_of(value: object) -> str:
     mode = {COST: "cost", DIRECT: "direct", UNIVARIATE: "univariate", TENSOR: "tensor"}[value.mode]
     dtype = {code: str(dtype)[6:] for dtype, code in config.INPUT_CODES.items()}[value.input_code]
     flags = [name for name in ("wide", "banded", "sliced") if getattr(value, name)]
-    return "-".join([mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", f"fit{value.fit}", *flags])
+    return "-".join(
+        [value.source, mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", f"fit{value.fit}", *flags]
+    )
 
 
 def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
-    if kernel.source == "inline":
+    if kernel.source != config.TILED:
         forward = 16 if kernel.wide or device.capability >= (10, 0) else 20
-        return {FORWARD: forward, BACKWARD: 4, REDO: 2, AT_ONCE: 4}[part]
+        if kernel.source == config.PAIR:
+            return 16 if part == FORWARD else 8
+        return {FORWARD: forward, BACKWARD: 4, RERUN: 2, FORWARD_BACKWARD: 4}[part]
     return kernel.forward_blocks if part == FORWARD else 1
 
 

@@ -174,10 +174,10 @@ KERNEL_OF_WARPS(1) chain(GRID_CONSTANT const Params p) {
     Word2 v = {1, lane_index()};
     if (ticket > 0) {
       const Word2* above = p.words + (ticket - 1) * 32 + lane_index();
-      for (v = load_shared_word(above); v.a == 0; v = load_shared_word(above)) wait_a_little();
+      for (v = load_relaxed(above); v.a == 0; v = load_relaxed(above)) wait_a_little();
     }
     u32 right = from_lane_below(v.b);
-    store_shared_word(p.words + ticket * 32 + lane_index(), Word2{v.a + 1, v.b * 3 + right + ticket});
+    store_relaxed(p.words + ticket * 32 + lane_index(), Word2{v.a + 1, v.b * 3 + right + ticket});
   }
 }
 
@@ -188,9 +188,9 @@ KERNEL_OF_WARPS(1) wide_chain(GRID_CONSTANT const Params p) {
   Word4 v = {1, 2, 3, lane_index()};
   if (ticket > 0) {
     const Word4* above = p.wide + (ticket - 1) * 32 + lane_index();
-    for (v = load_shared_word(above); v.a == 0; v = load_shared_word(above)) wait_a_little();
+    for (v = load_relaxed(above); v.a == 0; v = load_relaxed(above)) wait_a_little();
   }
-  store_shared_word(p.wide + ticket * 32 + lane_index(), Word4{v.a + 1, v.b + v.a, v.c ^ v.b, v.d + v.c});
+  store_relaxed(p.wide + ticket * 32 + lane_index(), Word4{v.a + 1, v.b + v.a, v.c ^ v.b, v.d + v.c});
 }
 
 KERNEL_OF_WARPS(1) clear(GRID_CONSTANT const Params p) { clear_bits(p.counter, 1u << lane_index() & p.option); }
@@ -230,14 +230,14 @@ KERNEL_OF_WARPS(2) sums_in_turn(GRID_CONSTANT const Params p) {
     while (load_acquire(p.counter + me) == 0) wait_a_little();
   block_barrier();
   float* single = (float*)p.out + thread_index();
-  Pair* pair = (Pair*)(p.out + 64) + thread_index();
+  Float2* pair = (Float2*)(p.out + 64) + thread_index();
   const float part = float_of(p.in[me]);
   if (me == 0) {
     *single = part;
-    *pair = Pair{part, -part};
+    *pair = Float2{part, -part};
   } else {
     add_to(single, part);
-    add_to(pair, Pair{part, -part});
+    add_to(pair, Float2{part, -part});
   }
   block_barrier();
   if (thread_index() == 0) store_release(p.counter + me + 1, 1);
@@ -252,26 +252,26 @@ KERNEL_OF_WARPS(1) message(GRID_CONSTANT const Params p) {
   ticket = from_lane(ticket, 0);
   u32* flag = p.counter + 2;
   if (ticket == 0) {
-    if (lane_index() == p.option) store_shared_word(p.words, Word2{7, 7});
+    if (lane_index() == p.option) store_relaxed(p.words, Word2{7, 7});
     if (p.n == 2) warp_barrier();
     if (lane_index() == 0) {
-      if (p.n == 0) store_shared_word((Word2*)flag, Word2{1, 1});
+      if (p.n == 0) store_relaxed((Word2*)flag, Word2{1, 1});
       else store_release(flag, 1);
     }
   } else if (lane_index() == 0) {
     while (load_acquire(flag) == 0) wait_a_little();
-    p.out[0] = load_shared_word(p.words).a;
+    p.out[0] = load_relaxed(p.words).a;
   }
 }
 
 // A thread sees its own words, and those of threads it has met at a barrier, and words of the same place in order.
 KERNEL_OF_WARPS(2) coherent(GRID_CONSTANT const Params p) {
   for (u32 i = 0; i < p.n; ++i) {
-    store_shared_word(p.words + thread_index(), Word2{2 * i, 0});
-    store_shared_word(p.words + thread_index(), Word2{2 * i + 1, 0});
-    if (load_shared_word(p.words + thread_index()).a != 2 * i + 1) fetch_add(p.counter, 1);
+    store_relaxed(p.words + thread_index(), Word2{2 * i, 0});
+    store_relaxed(p.words + thread_index(), Word2{2 * i + 1, 0});
+    if (load_relaxed(p.words + thread_index()).a != 2 * i + 1) fetch_add(p.counter, 1);
     block_barrier();
-    if (load_shared_word(p.words + (thread_index() + 32) % 64).a != 2 * i + 1) fetch_add(p.counter, 1);
+    if (load_relaxed(p.words + (thread_index() + 32) % 64).a != 2 * i + 1) fetch_add(p.counter, 1);
     block_barrier();
   }
 }
@@ -308,7 +308,7 @@ KERNEL_OF_WARPS(1) plain_word(GRID_CONSTANT const Params p) {
   ticket = from_lane(ticket, 0);
   if (lane_index()) return;
   if (ticket == 0) p.words[0] = Word2{1, 1};
-  else p.out[0] = load_shared_word(p.words).a;
+  else p.out[0] = load_relaxed(p.words).a;
 }
 
 KERNEL_OF_WARPS(1) diverges(GRID_CONSTANT const Params p) {
@@ -334,7 +334,7 @@ KERNEL_OF_WARPS(1) touches(GRID_CONSTANT const Params p) {
   if (p.option == 1) p.out[0] = p.in[at];
   if (p.option == 2) ((u32*)shared)[at] = 1;
   if (p.option == 3) p.out[0] = ((u32*)shared)[at];
-  if (p.option == 4) store_shared_word((Word2*)((u32*)p.words + at), Word2{1, 1});
+  if (p.option == 4) store_relaxed((Word2*)((u32*)p.words + at), Word2{1, 1});
 }
 
 struct TwoArrays {

@@ -6,17 +6,17 @@ import math
 
 import pytest
 import torch
-from oracle import (
+from torch import Tensor
+
+from benchmarks.error_budget import Shape, measure
+from softdtw_cuda import softdtw, softdtw_alignment, softdtw_from_cost
+from tests.oracle import (
     assert_gradient_within_budget,
     assert_value_within_budget,
     assert_within_float64,
     relative,
     truth,
 )
-from torch import Tensor
-
-from benchmarks.error_budget import Shape, measure
-from softdtw_cuda import softdtw, softdtw_alignment, softdtw_from_cost
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_threads import in_threads
 from torch import Tensor
 
 import softdtw_cuda
 from softdtw_cuda import softdtw
 from softdtw_cuda._cuda import config
+from tests.in_threads import in_threads
 
 pytestmark = pytest.mark.gpu
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -27,17 +26,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, register_model
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 VECTOR_BYTES = 64 if llvm.get_host_cpu_features().get("avx512f", False) else 32
-
-
-def jit(function: Function) -> Function:
-    """Compile without the interpreter lock, cached on disk wherever a cache directory can be written."""
-    try:
-        return cast(Function, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # "cannot cache function: no locator available": nowhere to write
-        return cast(Function, numba.njit(nogil=True)(function))
 
 
 class VectorType(types.Type):
@@ -558,7 +547,6 @@ def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 __all__ = [
     "VECTOR_BYTES",
     "atomic_next",
-    "jit",
     "lanes_of",
     "load_acquire",
     "shear_down",

@@ -17,9 +17,8 @@ below, right and below-right. One ticket is a pair, or, when pairs are few, one 
 order; every sum has the same order either way, so results depend neither on the choice nor on the number of
 threads.
 
-All in one file because Numba's cache knows a function by the file it stands in alone: a caller elsewhere
-would go on with the callee that it was compiled with. After a change to intrinsics.py, remove the cache
-(`__pycache__`).
+A worker returns after a slice of work, `budget`, so that the interpreter can handle signals. What it was
+doing is in `resume` (a ticket and a tile for each worker); everything else it needs is in memory already.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from softdtw_cuda._cpu.compile import jit, kernel
 from softdtw_cuda._cpu.intrinsics import (
     atomic_next,
-    jit,
     lanes_of,
     load_acquire,
     shear_down,
@@ -889,7 +888,7 @@ def wait_for(flags: Array, index: int) -> bool:
     return False
 
 
-@jit
+@kernel
 def forward_worker(
     is_cost: bool,
     x: Array,
@@ -924,12 +923,13 @@ def forward_worker(
     packed: Array,
     packed_stride: int,
     flags: Array,
-    pending: Array,
+    resume: Array,
+    budget: int,
     worker: int,
     scratch: Array,
     scratch_n: Array,
 ) -> bool:
-    """Take tickets until none is left; True when a tile it waits for is still under way (call again).
+    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
 
     With ``by_tile`` a ticket is one tile, else one pair. When nothing is saved, the edges of each tile
     overwrite those of the tile above or left of it.
@@ -950,13 +950,16 @@ def forward_worker(
 
     total = batch * tiles if by_tile else batch
     while True:
-        ticket = pending[worker]
+        ticket, first_tile = resume[2 * worker], resume[2 * worker + 1]
+        resume[2 * worker] = -1
         if ticket < 0:
+            if budget <= 0:
+                return True
             ticket = atomic_next(tickets, 0)
             if ticket >= total:
                 return False
+            first_tile = ticket // batch if by_tile else 0
         pair = ticket % batch
-        first_tile = ticket // batch if by_tile else 0
         last_tile = first_tile + 1 if by_tile else tiles
         height_all, width_all = x_lengths[pair], y_lengths[pair]
         rows_of_tiles = (height_all + edge - 1) // edge
@@ -972,16 +975,19 @@ def forward_worker(
                     index = (pair * padded_rows + row - dr) * padded_columns + column - dc
                     ready = wait_for(flags, index)
             if not ready:
-                pending[worker] = ticket
+                resume[2 * worker], resume[2 * worker + 1] = ticket, first_tile
                 return True
-        pending[worker] = -1
 
         for tile in range(first_tile, last_tile):
+            if budget <= 0:
+                resume[2 * worker], resume[2 * worker + 1] = ticket, tile
+                return True
             row, column = tile_rows[tile], tile_columns[tile]
             if row >= rows_of_tiles or column >= columns_of_tiles:
                 continue
             height = min(edge, height_all - row * edge)
             width = min(edge, width_all - column * edge)
+            budget -= (height * width + edge) * (dimensions + 8)
             has_top = tile_in_band(row - 1, column, rows_of_tiles, columns_of_tiles, radius)
             has_left = tile_in_band(row, column - 1, rows_of_tiles, columns_of_tiles, radius)
             has_corner = tile_in_band(row - 1, column - 1, rows_of_tiles, columns_of_tiles, radius)
@@ -1106,7 +1112,7 @@ def forward_worker(
                 store_release(flags, (pair * padded_rows + row) * padded_columns + column, 1)
 
 
-@jit
+@kernel
 def backward_worker(
     is_cost: bool,
     x: Array,
@@ -1141,7 +1147,8 @@ def backward_worker(
     packed: Array,
     packed_stride: int,
     flags: Array,
-    pending: Array,
+    resume: Array,
+    budget: int,
     worker: int,
     scratch: Array,
     scratch_n: Array,
@@ -1153,7 +1160,7 @@ def backward_worker(
     gy: Array,
     gy_stride: int,
 ) -> bool:
-    """Take tickets until none is left; True when a tile it waits for is still under way (call again).
+    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
 
     Tiles come in the reverse of the forward's order. Each is recomputed from its saved top and left
     boundary, then swept by eq. (8); ``upward``, ``leftward`` and ``cornerward`` carry the mass from tile to
@@ -1199,13 +1206,16 @@ def backward_worker(
 
     total = batch * tiles if by_tile else batch
     while True:
-        ticket = pending[worker]
+        ticket, first_tile = resume[2 * worker], resume[2 * worker + 1]
+        resume[2 * worker] = -1
         if ticket < 0:
+            if budget <= 0:
+                return True
             ticket = atomic_next(tickets, 0)
             if ticket >= total:
                 return False
+            first_tile = ticket // batch if by_tile else 0
         pair = ticket % batch
-        first_tile = ticket // batch if by_tile else 0
         last_tile = first_tile + 1 if by_tile else tiles
         height_all, width_all = x_lengths[pair], y_lengths[pair]
         rows_of_tiles = (height_all + edge - 1) // edge
@@ -1228,10 +1238,9 @@ def backward_worker(
                 if need_y and not is_cost:
                     for k in range(width_all * dimensions):
                         gy[pair * gy_stride + k] = math.nan
-            pending[worker] = -1
+                budget -= height_all * (width_all if is_cost else dimensions)
             continue
         if math.isinf(value[pair]) or gradient[pair] == 0:
-            pending[worker] = -1
             continue
 
         if by_tile:
@@ -1241,16 +1250,19 @@ def backward_worker(
                 if ready and tile_in_band(row + dr, column + dc, rows_of_tiles, columns_of_tiles, radius):
                     ready = wait_for(flags, (pair * padded_rows + row + dr) * padded_columns + column + dc)
             if not ready:
-                pending[worker] = ticket
+                resume[2 * worker], resume[2 * worker + 1] = ticket, first_tile
                 return True
-        pending[worker] = -1
 
         for tile in range(first_tile, last_tile):
+            if budget <= 0:
+                resume[2 * worker], resume[2 * worker + 1] = ticket, tile
+                return True
             row, column = tile_rows[tile], tile_columns[tile]
             if row >= rows_of_tiles or column >= columns_of_tiles:
                 continue
             height = min(edge, height_all - row * edge)
             width = min(edge, width_all - column * edge)
+            budget -= (height * width + edge) * (dimensions + 8)
             offset = (row - column) * edge
             has_below = tile_in_band(row + 1, column, rows_of_tiles, columns_of_tiles, radius)
             has_beside = tile_in_band(row, column + 1, rows_of_tiles, columns_of_tiles, radius)
@@ -1460,7 +1472,7 @@ def farthest(points: Array, start: int, count: int, dimensions: int, centre: Arr
     return largest
 
 
-@jit
+@kernel
 def largest_distance_worker(
     x: Array,
     x_stride: int,
@@ -1472,21 +1484,23 @@ def largest_distance_worker(
     tickets: Array,
     centres: Array,
     largest: Array,
+    budget: int,
     worker: int,
-) -> None:
+) -> bool:
     """A bound of each pair's distances in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre c.
 
-    NaN is passed over: it poisons the pair in any arithmetic.
+    NaN is passed over: it poisons the pair in any arithmetic. True (call again) after a slice of work.
     """
     lanes = lanes_of(x)
     whole = dimensions - dimensions % lanes
     at = worker * dimensions
-    while True:
+    while budget > 0:
         pair = atomic_next(tickets, 0)
         if pair >= x_lengths.size:
-            return
+            return False
         x_start, y_start = pair * x_stride, pair * y_stride
         rows, columns = x_lengths[pair], y_lengths[pair]
+        budget -= 8 * (rows + columns) * dimensions
         for d in range(dimensions):
             centres[at + d] = 0
         for i in range(rows):
@@ -1502,9 +1516,10 @@ def largest_distance_worker(
         y_square = farthest(y, y_start, columns, dimensions, centres, at)
         # A thousandth more than covers the rounding of these sums.
         largest[pair] = 1.001 * (math.sqrt(x_square) + math.sqrt(y_square)) ** 2
+    return True
 
 
-@jit
+@kernel
 def largest_cost_worker(
     cost: Array,
     stride: int,
@@ -1515,13 +1530,18 @@ def largest_cost_worker(
     rows: int,
     tickets: Array,
     largest: Array,
-) -> None:
-    """The largest finite |cost| in the band of each of ``rows`` blocks of 64 rows of every pair."""
-    while True:
+    budget: int,
+) -> bool:
+    """The largest finite |cost| in the band of each of ``rows`` blocks of 64 rows of every pair.
+
+    True (call again) after a slice of work.
+    """
+    while budget > 0:
         ticket = atomic_next(tickets, 0)
         if ticket >= x_lengths.size * rows:
-            return
+            return False
         pair, block = ticket // rows, ticket % rows
+        budget -= 8 * 64 * m_padded
         found = 0.0
         for i in range(block * 64, min(x_lengths[pair], block * 64 + 64)):
             start = pair * stride + i * m_padded
@@ -1530,3 +1550,4 @@ def largest_cost_worker(
                 if magnitude > found and magnitude < math.inf:
                     found = magnitude
         largest[ticket] = found
+    return True

@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda._cpu import kernels
+from softdtw_cuda._cpu.compile import compile_for
 from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
-from softdtw_cuda._cpu.notice import compiling
 from softdtw_cuda._cpu.problem import Array, Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrowed
+from softdtw_cuda._cpu.scratch import borrowed, zeroed_bytes
 from softdtw_cuda._cpu.threads import run, threads_for
 from softdtw_cuda._problem import Problem
 from softdtw_cuda._torch_compat import materialized
 
 LOG2_E = 1.4426950408889634
+
+SLICE = 200_000_000
+"""Cells times (dimensions + 8) after which a worker returns so that signals are handled: 10 to 20 ms of a
+forward on one 2020s core, which a call from Python (30 us) does not slow."""
+BACKWARD_SLICE = SLICE // 4
+"""A cell of the backward takes up to four times as long."""
 
 
 def _needs_wide(problem: Arrays, n: int) -> Array:
@@ -28,46 +34,41 @@ def _needs_wide(problem: Arrays, n: int) -> Array:
         blocks = -(-n // 64)
         largest = np.zeros(problem.batch * blocks)
 
-        def work(worker: int) -> bool:
-            kernels.largest_cost_worker(
-                problem.x,
-                problem.x_stride,
-                problem.m,
-                problem.x_lengths,
-                problem.y_lengths,
-                problem.tiles.bandwidth,
-                blocks,
-                tickets,
-                largest,
-            )
-            return False
-
-        with compiling(kernels.largest_cost_worker, problem.x):
-            run(threads, work)
+        arguments: tuple[Any, ...] = (
+            problem.x,
+            problem.x_stride,
+            problem.m,
+            problem.x_lengths,
+            problem.y_lengths,
+            problem.tiles.bandwidth,
+            blocks,
+            tickets,
+            largest,
+            SLICE,
+        )
+        compile_for(kernels.largest_cost_worker, problem.dtype, arguments)
+        run(threads, lambda worker: kernels.largest_cost_worker(*arguments))
         largest = largest.reshape(problem.batch, blocks).max(1)
     else:
         threads = min(threads_for(16 * problem.batch * (n + problem.m) * problem.d), problem.batch)
         centres: Array = np.empty(threads * problem.d, problem.float_type)
         largest = np.zeros(problem.batch)
 
-        def work(worker: int) -> bool:
-            kernels.largest_distance_worker(
-                problem.x,
-                problem.x_stride,
-                problem.y,
-                problem.y_stride,
-                problem.d,
-                problem.x_lengths,
-                problem.y_lengths,
-                tickets,
-                centres,
-                largest,
-                worker,
-            )
-            return False
-
-        with compiling(kernels.largest_distance_worker, problem.x):
-            run(threads, work)
+        arguments = (
+            problem.x,
+            problem.x_stride,
+            problem.y,
+            problem.y_stride,
+            problem.d,
+            problem.x_lengths,
+            problem.y_lengths,
+            tickets,
+            centres,
+            largest,
+            SLICE,
+        )
+        compile_for(kernels.largest_distance_worker, problem.dtype, (*arguments, 0))
+        run(threads, lambda worker: kernels.largest_distance_worker(*arguments, worker))
     steps = largest * (LOG2_E / problem.gamma)
     path = problem.x_lengths + problem.y_lengths
     wide: Array = ~((steps < 2.0**22) & (steps * path < 2.0**29))
@@ -115,11 +116,8 @@ def _forward(problem: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tenso
     slots = problem.batch if by_tile else threads
     value = torch.empty(problem.batch, dtype=problem.dtype, device="cpu")
     if save:
-        state = torch.empty(
-            saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth),
-            dtype=torch.uint8,
-            device="cpu",
-        )
+        # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
+        state = zeroed_bytes(saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth))
         bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.numpy(), problem, n, bandwidth)
     else:
         state = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -131,47 +129,44 @@ def _forward(problem: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tenso
     packed_stride = tiles.columns * tiles.edge * problem.d
     rows, columns = order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, False)
     tickets = np.zeros(1, np.int64)
-    pending = np.full(threads, -1, np.int64)
+    resume = np.full(2 * threads, -1, np.int64)
     flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
     floats, integers = _scratch_sizes(problem, False)
     value_array = value.numpy()
-    kernel: Any = kernels.forward_worker
     common: tuple[Any, ...] = problem.common()
     with (
         borrowed(threads, floats, problem.float_type) as scratch,
         borrowed(threads, integers, problem.int_type) as scratch_n,
         borrowed(1, slots * packed_stride, problem.float_type) as (packed,),
     ):
+        before: tuple[Any, ...] = (
+            *common,
+            tickets,
+            rows,
+            columns,
+            by_tile,
+            save,
+            value_array,
+            bottom_f,
+            bottom_n,
+            right_f,
+            right_n,
+            saved,
+            corners_f,
+            corners_n,
+            tiles.rows,
+            packed,
+            packed_stride,
+            flags,
+            resume,
+            SLICE,
+        )
 
-        def work(worker: int) -> bool:
-            again: bool = kernel(
-                *common,
-                tickets,
-                rows,
-                columns,
-                by_tile,
-                save,
-                value_array,
-                bottom_f,
-                bottom_n,
-                right_f,
-                right_n,
-                saved,
-                corners_f,
-                corners_n,
-                tiles.rows,
-                packed,
-                packed_stride,
-                flags,
-                pending,
-                worker,
-                scratch[worker],
-                scratch_n[worker],
-            )
-            return again
+        def arguments(worker: int) -> tuple[Any, ...]:
+            return (*before, worker, scratch[worker], scratch_n[worker])
 
-        with compiling(kernels.forward_worker, problem.x):
-            run(threads, work)
+        compile_for(kernels.forward_worker, problem.dtype, arguments(0))
+        run(threads, lambda worker: kernels.forward_worker(*arguments(worker)))
     return value, state
 
 
@@ -203,57 +198,56 @@ def _backward(
     packed_stride = tiles.columns * tiles.edge * problem.d
     rows, columns = order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, True)
     tickets = np.zeros(1, np.int64)
-    pending = np.full(threads, -1, np.int64)
+    resume = np.full(2 * threads, -1, np.int64)
     flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
     floats, integers = _scratch_sizes(problem, True)
     gradient = materialized(grad.detach()).to(problem.dtype).contiguous().numpy()
     values = value.detach().to(problem.dtype).contiguous().numpy()
     # Mass too small to matter beside any other makes denormal numbers, which are slow.
     smallest = 2.0**-100 if problem.dtype == torch.float32 else 2.0**-900
-    kernel: Any = kernels.backward_worker
     common: tuple[Any, ...] = problem.common()
     with (
         borrowed(threads, floats, problem.float_type) as scratch,
         borrowed(threads, integers, problem.int_type) as scratch_n,
         borrowed(1, slots * packed_stride, problem.float_type) as (packed,),
     ):
+        before: tuple[Any, ...] = (
+            *common,
+            tickets,
+            rows,
+            columns,
+            by_tile,
+            gradient,
+            values,
+            bottom_f,
+            bottom_n,
+            right_f,
+            right_n,
+            saved,
+            upward,
+            leftward,
+            cornerward,
+            packed,
+            packed_stride,
+            flags,
+            resume,
+            BACKWARD_SLICE,
+        )
+        after = (
+            smallest,
+            need_x,
+            need_y,
+            gx,
+            gx_stride,
+            gy,
+            gy_stride,
+        )
 
-        def work(worker: int) -> bool:
-            again: bool = kernel(
-                *common,
-                tickets,
-                rows,
-                columns,
-                by_tile,
-                gradient,
-                values,
-                bottom_f,
-                bottom_n,
-                right_f,
-                right_n,
-                saved,
-                upward,
-                leftward,
-                cornerward,
-                packed,
-                packed_stride,
-                flags,
-                pending,
-                worker,
-                scratch[worker],
-                scratch_n[worker],
-                smallest,
-                need_x,
-                need_y,
-                gx,
-                gx_stride,
-                gy,
-                gy_stride,
-            )
-            return again
+        def arguments(worker: int) -> tuple[Any, ...]:
+            return (*before, worker, scratch[worker], scratch_n[worker], *after)
 
-        with compiling(kernels.backward_worker, problem.x):
-            run(threads, work)
+        compile_for(kernels.backward_worker, problem.dtype, arguments(0))
+        run(threads, lambda worker: kernels.backward_worker(*arguments(worker)))
 
 
 # --------------------------------------------------------------------------------------------------- backend

@@ -23,9 +23,19 @@ def aligned(size: int, dtype: type) -> Array:
     return raw[start : start + size * np.dtype(dtype).itemsize].view(dtype)
 
 
+def zeroed_bytes(size: int) -> torch.Tensor:
+    """Zeros, written by this thread: torch.zeros would wait for threads that a forked child does not have."""
+    made = torch.empty(size, dtype=torch.uint8, device="cpu")
+    made.numpy().fill(0)
+    return made
+
+
 @contextlib.contextmanager
 def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
-    """``count`` arrays that go back to a small store: fresh pages cost more than small problems."""
+    """``count`` arrays that go back to a small store: fresh pages cost more than small problems.
+
+    After an exception they do not, lest a thread that still writes to one meets the next call in it.
+    """
     store = _scratch.setdefault((dtype, size), [])
     arrays = []
     for _ in range(count):
@@ -33,11 +43,9 @@ def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
             arrays.append(store.pop())
         except IndexError:
             arrays.append(aligned(size, dtype))
-    try:
-        yield arrays
-    finally:
-        if len(_scratch) > 16:
-            _scratch.clear()
-        for array in arrays:
-            if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
-                store.append(array)
+    yield arrays
+    if len(_scratch) > 16:
+        _scratch.clear()
+    for array in arrays:
+        if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
+            store.append(array)

@@ -1,46 +1,31 @@
 """Kernel sources to binaries: NVRTC through cuda.core, with a cache on disk.
 
 Each part of a kernel (forward, backward) is a binary of its own, so that they can be compiled side by side.
-It is stored under a key of source text, options, architecture and compiler version, behind a checksum of its
-own: whatever is unreadable, truncated or foreign is compiled anew, and a folder that cannot be written is
-done without.
+It is stored under a key of source text, options, architecture and compiler version (see `_cache_folder`):
+whatever is unreadable, truncated or foreign is compiled again, and a folder that cannot be written is done
+without.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
+from .._cache_folder import cache_folder, read_cached, write_cached
+from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
-_CHECKSUM_BYTES = 32
-_PART_CODES = {FORWARD: 1, BACKWARD: 2, REDO: 3, AT_ONCE: 4}
+_PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}
 
 
 @functools.cache
 def source_text(name: str) -> str:
-    """A kernel source with its includes in place, so that the compiler needs no header."""
+    """A kernel source with its includes, each named once, in place, so that the compiler needs no header."""
     text = (_KERNELS / name).read_text(encoding="utf-8")
     return re.sub(r'^#include "([\w.]+)"$', lambda found: source_text(found[1]), text, flags=re.MULTILINE)
-
-
-def cache_folder() -> Path | None:
-    """Where binaries are kept: $SOFTDTW_CUDA_CACHE, or the user's cache folder if there is one."""
-    chosen = os.environ.get("SOFTDTW_CUDA_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(base or Path.home() / ".cache") / "softdtw_cuda"
-    except RuntimeError:  # a user id that the password file does not know
-        return None
 
 
 def compiler_version() -> str:
@@ -51,8 +36,17 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
+def debug_macros() -> dict[str, int]:
+    """Of a debug build: $SOFTDTW_CUDA_POLL_LIMIT is how often a wait may poll before it ends the launch.
+
+    It then prints who waits for whom; see kernels/polling.cuh.
+    """
+    limit = os.environ.get("SOFTDTW_CUDA_POLL_LIMIT")
+    return {"POLL_LIMIT": int(limit)} if limit else {}
+
+
 def _options(kernel: Kernel, part: str) -> dict[str, Any]:
-    macros = {**kernel.defines(), "PART": _PART_CODES[part]}
+    macros = {**kernel.defines(), **debug_macros(), "PART": _PART_CODES[part]}
     return {
         "std": "c++17",
         "device_as_default_execution_space": True,  # older NVRTC asks for it on generic lambdas
@@ -65,29 +59,6 @@ def cache_key(kernel: Kernel, part: str, architecture: str, compiler: str) -> st
     options = repr(sorted(_options(kernel, part).items()))
     all_of_it = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
     return hashlib.sha256("\0".join(all_of_it).encode()).hexdigest()
-
-
-def read_cached(path: Path) -> bytes | None:
-    """The binary at `path`, or None if there is none or it is not what was written."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    checksum, binary = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-    return binary if binary and hashlib.sha256(binary).digest() == checksum else None
-
-
-def write_cached(path: Path, binary: bytes) -> None:
-    """Stores a binary so that a reader sees all of it or nothing; failing to is no error."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(binary).digest() + binary)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
 
 
 def compile_source(kernel: Kernel, part: str, architecture: str, log: list[str] | None = None) -> bytes:

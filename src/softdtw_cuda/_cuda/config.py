@@ -3,13 +3,13 @@
 A *plan* names the kernels of a call and their build-time constants; a *layout* says where in one buffer of
 bytes each array lies. `state` is what the forward hands to the backward:
 
-    [counters | tokens | turns | hand-off rows]   scratch: all ones before and after each call
-    [health]                                      all ones before the forward
+    [counters | progress | order of grad_y | hand-off rows]   scratch: all ones before and after each call
+    [range flags]                                             all ones before the forward
     [pair 0: lane states, bottom rows | pair 1: ... ]
 
-Narrow kernels (32-bit exponents) flag the samples that are beyond their range; a second launch redoes those
-with wide arithmetic and is over at once when there are none, so nothing waits for the host. Wide states of a
-redone pair, and the row that its wide words need besides, live in that pair's own part of the state.
+Narrow kernels (32-bit exponents) flag the pairs that are beyond their range; a second launch reruns those
+with wide arithmetic and ends immediately when there are none, so nothing waits for the host. Wide states of
+such a pair, and the row that its wide words need besides, live in that pair's own part of the state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ INPUT_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloa
 COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
 """The kernels' MODE: a given cost matrix, direct differences, D = 1, tensor cores."""
 
-FORWARD, BACKWARD, REDO, AT_ONCE = "forward", "backward", "redo", "at_once"
+FORWARD, BACKWARD, RERUN, FORWARD_BACKWARD = "forward", "backward", "rerun", "forward_backward"
+"""Parts of a source: kernels that are compiled and launched by themselves."""
+
+TILED, UNIVARIATE_SOURCE, PAIR, WIDE_SOURCE = "tiled", "univariate", "pair", "wide"
+"""Sources: costs made tile by tile beside the walk; one warp per strip for D = 1; one warp per pair; wide
+numbers."""
 
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
@@ -52,6 +57,14 @@ ROW_WORD = 16
 PACKED_LANE_BYTES = 22
 """What a checkpoint of two rows of a lane takes when it is packed."""
 
+PAIR_WINDOW = 128
+"""Columns of y that a warp which walks a whole pair has in shared memory."""
+
+PAIRS_PER_PROCESSOR = 3
+"""From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
+L = 64 to 1024, D = 2 to 16, forward + backward: 264 pairs 0.73 to 1.22, 528 pairs 0.46 to 0.87, 2048 and more
+0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75."""
+
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
 WIDE_SUBWALK = 16
@@ -75,11 +88,9 @@ class Kernel:
     source: str
     mode: int
     input_code: int
-    wide: bool
     banded: bool
     lane_rows: int
     checkpoint: int
-    handoff: int
     subwalk: int = 0
     packed: bool = False
     dims: int = 1
@@ -93,17 +104,24 @@ class Kernel:
         return repr(self)
 
     @property
+    def wide(self) -> bool:
+        """Double fractions and 64-bit exponents."""
+        return self.source == WIDE_SOURCE
+
+    @property
     def strip_rows(self) -> int:
         return 32 * self.lane_rows
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The kernels in the source: `forward` and `backward`; `redo` where pairs are walked again; `at_once`
-        for both passes over small pairs, which are float32, of one strip."""
+        """The kernels in the source: `forward` and `backward`; `rerun` where flagged pairs are walked again;
+        `forward_backward` for both passes over small pairs, which are float32, of one strip."""
         if self.wide:
-            return FORWARD, BACKWARD, REDO
-        has_at_once = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
-        return (FORWARD, BACKWARD, AT_ONCE) if has_at_once else (FORWARD, BACKWARD)
+            return FORWARD, BACKWARD, RERUN
+        if self.source == PAIR:
+            return FORWARD, BACKWARD
+        has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
+        return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
 
     def name(self, part: str) -> str:
         """Of one of `parts` in the source."""
@@ -111,7 +129,7 @@ class Kernel:
 
     def threads(self, part: str) -> int:
         """Of a block of one of `parts`."""
-        if self.source == "inline":
+        if self.source != TILED:
             return 32
         return 160 if part == FORWARD else 512
 
@@ -137,20 +155,21 @@ class Kernel:
         macros = {
             "MODE": self.mode,
             "INPUT": self.input_code,
-            "WIDE": int(self.wide),
             "BANDED": int(self.banded),
             "LANE_ROWS": self.lane_rows,
             "CHECKPOINT": self.checkpoint,
-            "HANDOFF": self.handoff,
-            "PACKED": int(self.packed),
             "FORWARD_SHARED": self.forward_shared,
             "BACKWARD_SHARED": self.backward_shared,
         }
-        if self.source == "inline":
-            macros["SUBWALK"] = self.subwalk
-        else:
+        if self.source == PAIR:
+            macros |= {"DIMS": self.dims, "PACKED": int(self.packed)}
+        elif self.source == TILED:
             macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
             macros["FORWARD_BLOCKS"] = self.forward_blocks
+        else:
+            macros["SUBWALK"] = self.subwalk
+        if self.source == UNIVARIATE_SOURCE:
+            macros["PACKED"] = int(self.packed)
         return macros
 
     def strips(self, n: int) -> int:
@@ -208,7 +227,9 @@ def _cost_making_shared(k: Kernel) -> int:
 
 def _forward_shared(k: Kernel) -> int:
     state = 2 * (8 if k.wide else 4)
-    if k.source == "inline":
+    if k.source == PAIR:
+        return _padded(PAIR_WINDOW * k.dims * 4 + 64 * state, 64)
+    if k.source != TILED:
         return _padded(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
     ring = (k.lane_rows + 2) * 32 * stride * 4
@@ -217,7 +238,10 @@ def _forward_shared(k: Kernel) -> int:
 
 def _backward_shared(k: Kernel) -> int:
     real = 8 if k.wide else 4
-    if k.source == "inline":
+    if k.source == PAIR:
+        shares = 32 * 32 * k.lane_rows * 2 * real
+        return _padded(shares + (PAIR_WINDOW + 32) * k.dims * 4 + 32 * 8 + 64 * real, 64)
+    if k.source != TILED:
         flow = 2 * real
         shares = (3 if k.banded or k.wide else 2) * k.subwalk
         size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real
@@ -244,27 +268,27 @@ def _backward_shared(k: Kernel) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The kernels of a call: `main`, and `redo` for the samples that main flags (None when main is wide).
+    """The kernels of a call: `main`, and `rerun` for the pairs that main flags (None when main is wide).
 
     Equal only to itself: `choose` makes each once, and calls look things up by it.
     """
 
     main: Kernel
-    redo: Kernel | None
+    rerun: Kernel | None
 
     def row_bytes(self, n: int, m: int) -> int:
         """Of one hand-off row, and what its strips tell each other: none where every pair is one strip."""
-        several = self.main.strips(n) > 1 or (self.redo is not None and self.redo.strips(n) > 1)
+        several = self.main.strips(n) > 1 or (self.rerun is not None and self.rerun.strips(n) > 1)
         return (m + 2 * self.main.strips(n)) * ROW_WORD if several else 0
 
     def more_row(self, n: int, m: int, bandwidth: int, save: bool) -> int:
-        """Where in a pair's part the second row of a second walk begins."""
-        return self.redo.pair_bytes(n, m, bandwidth) if save and self.redo is not None else 0
+        """Where in a pair's part the second row of a rerun begins."""
+        return self.rerun.pair_bytes(n, m, bandwidth) if save and self.rerun is not None else 0
 
     def pair_bytes(self, n: int, m: int, bandwidth: int, save: bool) -> int:
-        """Bytes of one pair's part: what the main kernel saves, or what a second walk needs in its place."""
+        """Bytes of one pair's part: what the main kernel saves, or what a rerun needs in its place."""
         saved = self.main.pair_bytes(n, m, bandwidth) if save else 0
-        if self.redo is None:
+        if self.rerun is None:
             return saved
         size: int = torch.sym_max(saved, self.more_row(n, m, bandwidth, save) + self.row_bytes(n, m))
         return size
@@ -272,26 +296,31 @@ class Plan:
 
 def _wide_kernel(mode: int, input_code: int) -> Kernel:
     return Kernel(
-        source="inline",
+        source=WIDE_SOURCE,
         mode=mode,
         input_code=input_code,
-        wide=True,
         banded=True,
         lane_rows=WIDE_ROWS_PER_LANE,
         checkpoint=WIDE_CHECKPOINT,
         subwalk=WIDE_SUBWALK,
-        handoff=32,
     )
 
 
 def wide_companion(kernel: Kernel) -> Kernel:
-    """The kernel that redoes what `kernel` flags."""
+    """The kernel that reruns what `kernel` flags."""
     return _wide_kernel(COST if kernel.mode == COST else DIRECT, kernel.input_code)
 
 
 @functools.lru_cache(maxsize=256)
 def choose(
-    mode_is_cost: bool, d: int, dtype: torch.dtype, banded: bool, short: bool, aligned: bool, device: Device
+    mode_is_cost: bool,
+    d: int,
+    dtype: torch.dtype,
+    banded: bool,
+    short: bool,
+    aligned: bool,
+    device: Device,
+    many: bool = False,
 ) -> Plan:
     """The plan for feature count d.
 
@@ -303,6 +332,7 @@ def choose(
         short: no series of x is longer than 32, so half a strip would be idle.
         aligned: rows of x and y begin at multiples of 16 bytes, provided that d fills its slices.
         device: what the kernels will run on.
+        many: there are enough pairs to give each a warp of its own.
     """
     code = INPUT_CODES[dtype]
     wide = _wide_kernel(COST if mode_is_cost else DIRECT, code)
@@ -311,19 +341,29 @@ def choose(
     # Two rows per lane share a shuffle and a poll; they need the shared memory of a data-centre card.
     roomy = device.shared_bytes >= 227 * 1024
     rows = 2 if roomy and not short else 1
-    if not mode_is_cost and d == 1:
+    if many and not mode_is_cost and not banded and 1 < d <= DIRECT_UP_TO:
         kernel = Kernel(
-            "inline",
-            UNIVARIATE,
+            PAIR,
+            DIRECT,
             code,
             False,
+            1 if short else 2,
+            checkpoint=32,
+            packed=not short,
+            dims=next(dims for dims in (2, 4, 8, 16) if d <= dims),
+        )
+        return Plan(kernel, wide)
+    if not mode_is_cost and d == 1:
+        kernel = Kernel(
+            UNIVARIATE_SOURCE,
+            UNIVARIATE,
+            code,
             banded,
             1 if short else 2,
             # A checkpoint as often as the backward can keep shares: no step is walked more than once there.
             # Packed, these are about as many bytes as every 48 steps would take unpacked.
             checkpoint=64 if short or banded else 32,
             subwalk=32,
-            handoff=32,
             packed=not (short or banded),
         )
         return Plan(kernel, wide)
@@ -331,14 +371,12 @@ def choose(
 
     def tiled(mode: int, dims: int, blocks: int, sliced: bool = False) -> Kernel:
         return Kernel(
-            "tiled",
+            TILED,
             mode,
             code,
-            False,
             banded or mode == COST,
             rows,
             checkpoint=checkpoint,
-            handoff=32,
             dims=dims,
             sliced=sliced,
             fit=_fit(d, dims) if mode == TENSOR and aligned else ANY_ROWS,
@@ -382,19 +420,20 @@ def weakest_device() -> Device:
 class Layout:
     """Byte offsets in the buffer of a forward; what it saves of it is the state.
 
-    The first `scratch` bytes are all ones before and after each call: two ticket counters, tokens, turns and
-    a hand-off row per pair of several strips. `filled` bytes are ones before the forward. Wide words take a
-    second row per pair, `more_row_bytes` apart: in the scratch, or for second walks in the pair's own part.
+    The first `scratch` bytes are all ones before and after each call: two ticket counters, the progress of
+    reruns, the order of grad_y and a hand-off row per pair of several strips. `filled` bytes are ones before
+    the forward. Wide words take a second row per pair, `more_row_bytes` apart: in the scratch, or for reruns
+    in the pair's own part.
     """
 
-    tokens: int
-    turns: int
+    progress: int
+    grad_y_order: int
     rows: int
     row_bytes: int
     more_rows: int
     more_row_bytes: int
     scratch: int
-    health: int
+    range_flags: int
     filled: int
     pairs: int
     pair_bytes: int
@@ -403,27 +442,27 @@ class Layout:
 
 def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool) -> Layout:
     """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair."""
-    tokens = 16
-    turns = tokens + batch * 16
-    rows = _padded(turns + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
+    progress = 16
+    grad_y_order = progress + batch * 16
+    rows = _padded(grad_y_order + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
     row_bytes = plan.row_bytes(n, m)
-    health = scratch = rows + batch * row_bytes * (2 if plan.redo is None else 1)
-    filled = health + (batch + 1) * 4
+    range_flags = scratch = rows + batch * row_bytes * (2 if plan.rerun is None else 1)
+    filled = range_flags + (batch + 1) * 4
     pairs = _padded(filled, 128)
     pair_bytes = plan.pair_bytes(n, m, bandwidth, save)
-    if plan.redo is None:
+    if plan.rerun is None:
         more_rows, more_row_bytes = rows + batch * row_bytes, row_bytes
-    else:  # a second walk clears it itself
+    else:  # a rerun clears it itself
         more_rows, more_row_bytes = pairs + plan.more_row(n, m, bandwidth, save), pair_bytes
     return Layout(
-        tokens=tokens,
-        turns=turns,
+        progress=progress,
+        grad_y_order=grad_y_order,
         rows=rows,
         row_bytes=row_bytes,
         more_rows=more_rows,
         more_row_bytes=more_row_bytes,
         scratch=scratch,
-        health=health,
+        range_flags=range_flags,
         filled=filled,
         pairs=pairs,
         pair_bytes=pair_bytes,
@@ -431,29 +470,33 @@ def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool
     )
 
 
-AT_THE_END = 2**30
-"""A lead that no strip has: all begin at their last column."""
+NEVER_LATER = 2**30
+"""A start lag that no strip has: all begin at their last column."""
 
 
-def lead_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
-    """A strip of the backward begins where the one so many before it in the walk found mass.
+def start_lag_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
+    """A strip of the backward begins where the one so many before it in the walk found alignment weight.
 
     The fewer, the less is done for nothing; the more, the longer a strip can prepare for what is on its way,
     which counts while there is room for more blocks than have work.
     """
-    if kernel.source == "tiled":
+    if kernel.source == TILED:
         return 1 if batch >= device.processors else 2
-    # One warp prepares nothing meanwhile: it waits for mass, or walks, as long as it takes, to where that is.
+    # One warp prepares nothing meanwhile: it waits for weight, or walks as long as it takes to where that is.
     strips = kernel.strips(n)
-    return 1 if strips > 2 and batch * strips >= 4 * device.processors else AT_THE_END
+    return 1 if strips > 2 and batch * strips >= 4 * device.processors else NEVER_LATER
 
 
-def fused_plan(n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True) -> Plan:
-    """The plan for series of up to n rows and d features; bandwidth -1 means no band.
+def fused_plan(
+    n: int, d: int, dtype: torch.dtype, bandwidth: int, aligned: bool = True, *, batch: int = 1
+) -> Plan:
+    """The plan for `batch` pairs of series of up to n rows and d features; bandwidth -1 means no band.
 
     Alignment changes how rows are read, not what is saved. A graph traced with symbolic sizes keeps its d.
     """
-    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, weakest_device())
+    device = weakest_device()
+    many = bool(batch >= PAIRS_PER_PROCESSOR * device.processors)
+    return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, device, many)
 
 
 def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:

@@ -18,10 +18,10 @@ from torch import Tensor
 from .._torch_compat import current_device, current_stream, set_device
 from . import config
 from .compile import binary_of
-from .config import AT_ONCE, BACKWARD, FORWARD, REDO, Kernel
+from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 from .params import Params
 
-_LOADED_WITH = {REDO: (FORWARD,), AT_ONCE: (FORWARD, BACKWARD)}
+_LOADED_WITH = {RERUN: (FORWARD,), FORWARD_BACKWARD: (FORWARD, BACKWARD)}
 """Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
 loaded."""
 _NO_CONTEXT = 201
@@ -150,13 +150,13 @@ class Gpu:
         """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
         companion = config.wide_companion(kernel)
         parts = [part]
-        if part == AT_ONCE:
+        if part == FORWARD_BACKWARD:
             parts += _LOADED_WITH[part]
         elif part == FORWARD and save:
             parts.append(BACKWARD)
         needed = [(kernel, of) for of in parts]
         if companion != kernel:
-            needed += [(companion, of if of == FORWARD else REDO) for of in parts]
+            needed += [(companion, of if of == FORWARD else RERUN) for of in parts]
         missing = [(of, its) for of, its in dict.fromkeys(needed) if (of.tag, its, index) not in self.loaded]
         new = [(*each, architecture) for each in missing if (*each, architecture) not in self._compiling]
         if new:

@@ -1,7 +1,7 @@
 """The CUDA backend: allocates through torch, fills in `Params`, launches on torch's current stream.
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
-fills its front with ones, and launches; narrow kernels are followed by a launch that redoes flagged samples,
+fills its front with ones, and launches; narrow kernels are followed by a launch that reruns flagged pairs,
 which ends immediately where there are none, and leaves the scratch all ones again for the backward.
 
 For small problems the forward computes the gradients, too (`config.gradient_with_value`): the state is then
@@ -21,15 +21,15 @@ from torch import Tensor
 from .._problem import Problem
 from .._torch_compat import materialized
 from . import config
-from .config import AT_ONCE, BACKWARD, FORWARD, REDO, TILE, Kernel, Layout, Plan
+from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, TILE, Kernel, Layout, Plan
 from .driver import Gpu
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2.0)
-_REDO_BLOCKS_PER_PROCESSOR = 4
+_RERUN_BLOCKS_PER_PROCESSOR = 4
 _MOST_BLOCKS = 2**31 - 2**16
-"""Second walks count twice as many, and a few more, in 32 bits."""
+"""Reruns count twice as many, and a few more, in 32 bits."""
 _MOST_STEPS = 2**30
 _MOST_FEATURES = 2**27
 """Kernels add up to three numbers of steps, or multiply features by eight, in 32 bits with a sign."""
@@ -45,9 +45,9 @@ class Call(NamedTuple):
     params: bytes
     blocks: int
     bounds: int
-    redo_blocks: int
-    redo_bounds: int
-    redo_counts: tuple[int, int, int]
+    rerun_blocks: int
+    rerun_bounds: int
+    rerun_counts: tuple[int, int, int]
 
 
 @functools.lru_cache(maxsize=256)
@@ -62,7 +62,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
             f"softdtw_cuda: D = {d} features are too many for a GPU, expected at most {_MOST_FEATURES}; pass "
             "the distances as a cost matrix to softdtw_from_cost."
         )
-    blocks = batch * plan.main.strips(n)
+    blocks = batch if plan.main.source == config.PAIR else batch * plan.main.strips(n)
     if blocks > _MOST_BLOCKS:
         raise ValueError(
             f"softdtw_cuda: {batch} pairs of {n} steps take {blocks} blocks, and a CUDA launch has "
@@ -76,24 +76,24 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
 
     p = Params()
     p.batch, p.n, p.m, p.d = batch, n, m, d
+    p.x_count = p.y_count = batch
     p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
     p.strips, p.checkpoints, p.bound_columns = counts(plan.main)
     p.tiles = (m + TILE - 1) // TILE
-    p.lead = config.lead_of(plan.main, batch, n, device)
-    p.weight = 1.0
+    p.start_lag = config.start_lag_of(plan.main, batch, n, device)
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
-    redo = plan.redo or plan.main
+    rerun = plan.rerun or plan.main
     return Call(
         plan=plan,
         layout=layout,
         params=bytes(p),
         blocks=blocks,
         bounds=plan.main.states_bytes(n, m, bandwidth),
-        redo_blocks=min(batch * redo.strips(n), _REDO_BLOCKS_PER_PROCESSOR * device.processors),
-        redo_bounds=redo.states_bytes(n, m, bandwidth),
-        redo_counts=counts(redo),
+        rerun_blocks=min(batch * rerun.strips(n), _RERUN_BLOCKS_PER_PROCESSOR * device.processors),
+        rerun_bounds=rerun.states_bytes(n, m, bandwidth),
+        rerun_counts=counts(rerun),
     )
 
 
@@ -102,6 +102,7 @@ class _Inputs(NamedTuple):
 
     x: Tensor
     y: Tensor | None
+    pairs: Tensor | None
     call: Call
     params: Params
 
@@ -140,12 +141,16 @@ def _inputs(problem: Problem, save: bool) -> _Inputs:
         plan = config.cost_plan(n, x.dtype, problem.bandwidth)
     else:
         y, d = _dense_rows(y), x.shape[2]
-        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y))
+        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y), batch=batch)
     call = _call(plan, batch, n, m, d, problem.bandwidth, save)
     params = Params.from_buffer_copy(call.params)
     params.scale = _LOG2_E / problem.gamma
     params.unscale = problem.gamma * _LN_2
-    return _Inputs(x, y, call, params)
+    pairs = problem.pairs
+    if pairs is not None and y is not None:
+        pairs = pairs.contiguous()
+        params.x_count, params.y_count = x.shape[0], y.shape[0]
+    return _Inputs(x, y, pairs, call, params)
 
 
 def _bind_addresses(
@@ -158,7 +163,7 @@ def _bind_addresses(
     grad_y: int = 0,
 ) -> None:
     """Sets the addresses of tensors, and of the buffer at `base`, whose front is scratch."""
-    x, y, call, params = inputs
+    x, y, pairs, call, params = inputs
     layout = call.layout
     states = base + layout.pairs
     set_addresses(
@@ -168,9 +173,9 @@ def _bind_addresses(
         _address(y),
         _address(problem.x_lengths),
         _address(problem.y_lengths),
+        _address(pairs),
         _address(grad),
         value.data_ptr(),
-        0,  # total
         grad_x,
         grad_y,
         grad_x,  # sum_x
@@ -182,19 +187,19 @@ def _bind_addresses(
         base + layout.more_rows,
         base,  # tickets
         base + 4,  # other_tickets
-        base + layout.health,
-        base + layout.tokens,
-        base + layout.turns,
+        base + layout.range_flags,
+        base + layout.progress,
+        base + layout.grad_y_order,
         _stride(x),
         _stride(y),
     )
 
 
-def _turn_to_redo(params: Params, call: Call, restore: bool) -> None:
+def _make_rerun(params: Params, call: Call, restore: bool) -> None:
     """Makes the params those of the launch after the main one, which is to `restore` the scratch or not."""
-    params.strips, params.checkpoints, params.bound_columns = call.redo_counts
-    params.redo = 1
-    params.bounds += call.redo_bounds - call.bounds
+    params.strips, params.checkpoints, params.bound_columns = call.rerun_counts
+    params.rerun = 1
+    params.bounds += call.rerun_bounds - call.bounds
     params.scratch = params.tickets if restore else 0
     params.tickets, params.other_tickets = params.other_tickets, params.tickets
 
@@ -225,31 +230,32 @@ def state_bytes(problem: Problem) -> int:
         return sum(_kept_sizes(problem))
     else:
         # Alignment changes how rows are read, not what is saved.
-        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth)
+        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth, batch=problem.batch)
     return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and the state that the backward needs."""
-    problem = problem.gathered()
     save = problem.needs_gradient
     if save and _has_gradient_with_value(problem):
         return _forward_backward(problem)
     inputs = _inputs(problem, save)
-    _, _, call, params = inputs
+    _, _, _, call, params = inputs
     device, plan = problem.x.device, call.plan
     value = gpu.empty(problem.batch, problem.value_dtype, device)
     buffer = gpu.empty(call.layout.total, torch.uint8, device)
     base = buffer.data_ptr()
     _bind_addresses(problem, inputs, base, value)
     params.save = save
+    if not save:
+        params.grad_y_order = 0  # its place in the layout is empty: a wide rerun would clear what follows it
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, call.layout.filled)
         queue.run(plan.main, FORWARD, params, call.blocks)
-        if plan.redo is not None:
-            _turn_to_redo(params, call, restore=save)
+        if plan.rerun is not None:
+            _make_rerun(params, call, restore=save)
             params.save = 0
-            queue.run(plan.redo, FORWARD, params, call.redo_blocks)
+            queue.run(plan.rerun, FORWARD, params, call.rerun_blocks)
         elif save:
             queue.fill_with_ones(base, call.layout.scratch)
     return value, buffer if save else gpu.empty(0, torch.uint8, device)
@@ -258,7 +264,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values, and as the state the gradients for a `grad` of 1: those of x, then those of y."""
     inputs = _inputs(problem, True)
-    _, _, call, params = inputs
+    _, _, _, call, params = inputs
     device, plan, layout = problem.x.device, call.plan, call.layout
     value = gpu.empty(problem.batch, torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
@@ -273,31 +279,30 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     params.save = 1
     with gpu.queue(device) as queue:
         queue.fill_with_ones(base, layout.filled)
-        if call.blocks == problem.batch and AT_ONCE in plan.main.parts:
-            queue.run(plan.main, AT_ONCE, params, call.blocks)
+        if call.blocks == problem.batch and FORWARD_BACKWARD in plan.main.parts:
+            queue.run(plan.main, FORWARD_BACKWARD, params, call.blocks)
         else:  # pairs of several strips
             queue.run(plan.main, FORWARD, params, call.blocks)
             queue.fill_with_ones(base, layout.scratch)
             queue.run(plan.main, BACKWARD, params, call.blocks)
-        if plan.redo is not None:
-            _turn_to_redo(params, call, restore=False)
-            queue.run(plan.redo, REDO, params, call.redo_blocks)
+        if plan.rerun is not None:
+            _make_rerun(params, call, restore=False)
+            queue.run(plan.rerun, RERUN, params, call.rerun_blocks)
     return value, state
 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
-    problem = problem.gathered()
     grad = materialized(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
     if _has_gradient_with_value(problem):
         return _scaled_gradients(problem, grad, state)
     inputs = _inputs(problem, True)
-    x, y, call, params = inputs
+    x, y, _, call, params = inputs
     device, plan = x.device, call.plan
-    # Cells that no kernel visits, outside the band or in the padding, have no gradient.
-    is_dense = y is not None and problem.x_lengths is None and problem.y_lengths is None
+    # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
+    is_dense = y is not None and problem.pairs is problem.x_lengths is problem.y_lengths is None
     new = gpu.empty if is_dense else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
     sums = []
@@ -323,10 +328,10 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     with gpu.queue(device) as queue:
         try:
             queue.run(plan.main, BACKWARD, params, call.blocks)
-            if plan.redo is not None:
-                _turn_to_redo(params, call, restore=True)
+            if plan.rerun is not None:
+                _make_rerun(params, call, restore=True)
                 params.save = 1
-                queue.run(plan.redo, REDO, params, call.redo_blocks)
+                queue.run(plan.rerun, RERUN, params, call.rerun_blocks)
             else:
                 queue.fill_with_ones(base, call.layout.scratch)
         except BaseException:  # also an interrupt; autograd keeps the state then, and may come back with it

@@ -1,4 +1,4 @@
-"""The argument of every kernel: `Params` of kernels/recurrence.cuh, field by field."""
+"""The argument of every kernel: `Params` of kernels/params.cuh, field by field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import struct
 
 _POINTERS = (
-    *("x", "y", "x_lengths", "y_lengths", "grad", "value", "total", "grad_x", "grad_y", "sum_x", "sum_y"),
+    *("x", "y", "x_lengths", "y_lengths", "pairs", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
     *(
         "states",
         "bounds",
@@ -15,21 +15,33 @@ _POINTERS = (
         "more_rows",
         "tickets",
         "other_tickets",
-        "health",
-        "tokens",
-        "turns",
+        "range_flags",
+        "progress",
+        "grad_y_order",
     ),
 )
 _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "scratch_bytes", "grad_stride")
-_DOUBLES = ("scale", "unscale", "weight")
+_DOUBLES = ("scale", "unscale")
 _INTS = (
-    *("batch", "n", "m", "d", "bandwidth", "strips", "checkpoints", "bound_columns", "tiles"),
-    *("lead", "redo", "scan", "blocks", "save", "grad_x_wide", "grad_y_wide"),
+    *(
+        "batch",
+        "n",
+        "m",
+        "d",
+        "x_count",
+        "y_count",
+        "bandwidth",
+        "strips",
+        "checkpoints",
+        "bound_columns",
+        "tiles",
+    ),
+    *("start_lag", "rerun", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 
 class Params(ctypes.Structure):
-    """What a kernel is told; see kernels/recurrence.cuh for the meaning of each field."""
+    """What a kernel is told; see kernels/params.cuh for the meaning of each field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),

@@ -26,8 +26,8 @@ typedef long long i64;
 
 #define KERNEL extern "C" __attribute__((used)) void
 #define DEVICE static inline __attribute__((unused))
+#define METHOD inline __attribute__((unused))
 #define DEVICE_CALL static __attribute__((noinline, unused))
-#define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
 #define THREADS_PER_BLOCK(threads, blocks_per_sm)
 #define GRID_CONSTANT
 #define UNROLL
@@ -55,8 +55,8 @@ DEVICE double max(double a, double b) { return fmax(a, b); }
 // ---- who am I
 DEVICE u32 block_index() { return emulator::machine.current->warp->block->index; }
 DEVICE u32 thread_index() { return emulator::machine.current->thread; }
-DEVICE i32 afresh(i32 v) { return v; }
-DEVICE u32 thread_index_afresh() { return thread_index(); }
+DEVICE i32 opaque(i32 v) { return v; }
+DEVICE u32 thread_index_opaque() { return thread_index(); }
 DEVICE u32 lane_index() { return emulator::machine.current->thread & 31u; }
 DEVICE u32 warp_index() { return emulator::machine.current->thread >> 5; }
 
@@ -197,7 +197,7 @@ UNWATCHED OUT_OF_LINE DEVICE void observed_store(T* p, T v, Operation operation,
   observe(operation, file, line);
   check_aligned(p, operation, file, line);
   watch(p, sizeof v, true, true, __builtin_return_address(0));
-  if (machine.options.relaxed && operation == Operation::store_shared_word) {
+  if (machine.options.relaxed && operation == Operation::store_relaxed) {
     delay_store(machine.current, p, &v, sizeof v);
     return;
   }
@@ -232,19 +232,25 @@ template <class T> UNWATCHED OUT_OF_LINE DEVICE void observed_add(T* p, T v, con
   ++machine.epoch;
 }
 }  // namespace emulator
-DEVICE Word2 load_shared_word(const Word2* p, EMULATOR_SITE) {
-  return emulator::observed_load(p, emulator::Operation::load_shared_word, file, line);
+DEVICE Word2 load_relaxed(const Word2* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_relaxed, file, line);
 }
-DEVICE void store_shared_word(Word2* p, Word2 v, EMULATOR_SITE) {
-  emulator::observed_store(p, v, emulator::Operation::store_shared_word, file, line);
+DEVICE void store_relaxed(Word2* p, Word2 v, EMULATOR_SITE) {
+  emulator::observed_store(p, v, emulator::Operation::store_relaxed, file, line);
 }
-DEVICE Word4 load_shared_word(const Word4* p, EMULATOR_SITE) {
-  return emulator::observed_load(p, emulator::Operation::load_shared_word, file, line);
+DEVICE Word4 load_relaxed(const Word4* p, EMULATOR_SITE) {
+  return emulator::observed_load(p, emulator::Operation::load_relaxed, file, line);
 }
-DEVICE void store_shared_word(Word4* p, Word4 v, EMULATOR_SITE) {
-  emulator::observed_store(p, v, emulator::Operation::store_shared_word, file, line);
+DEVICE void store_relaxed(Word4* p, Word4 v, EMULATOR_SITE) {
+  emulator::observed_store(p, v, emulator::Operation::store_relaxed, file, line);
 }
 DEVICE void wait_a_little(EMULATOR_SITE) { emulator::poll_failed(file, line); }
+DEVICE void stop_waiting(const char* source, const char* what, i32 pair, i32 strip, i32 awaited, i32 place) {
+  emulator::append("%s kernel, pair %d, strip %d, ", source, pair, strip);
+  emulator::append_who(emulator::machine.current);
+  emulator::append(" waits for %s: strip %d of the walk, place %d", what, awaited, place);
+  emulator::leave();
+}
 DEVICE u32 fetch_add(u32* p, u32 v, EMULATOR_SITE) {
   return emulator::observed_change(p, [v](u32 old) { return old + v; }, emulator::Operation::fetch_add, file, line);
 }
@@ -266,13 +272,13 @@ DEVICE float load_fresh(const float* p, EMULATOR_SITE) {
 DEVICE double load_fresh(const double* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
 }
-struct alignas(8) Pair { float a, b; };
-DEVICE Pair load_fresh(const Pair* p, EMULATOR_SITE) {
+struct alignas(8) Float2 { float a, b; };
+DEVICE Float2 load_fresh(const Float2* p, EMULATOR_SITE) {
   return emulator::observed_load(p, emulator::Operation::load_fresh, file, line);
 }
 DEVICE float as_added(float v) { return __builtin_fabsf(v) < 1.17549435e-38f ? 0.0f : v; }
 DEVICE void add_to(float* p, float v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
-DEVICE void add_to(Pair* p, Pair v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
+DEVICE void add_to(Float2* p, Float2 v, EMULATOR_SITE) { emulator::observed_add(p, v, file, line); }
 
 // ---- tensor cores
 namespace emulator {

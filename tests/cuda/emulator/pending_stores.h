@@ -1,6 +1,6 @@
 // Words on their way to memory, for launches with relaxed = 1.
 //
-// A word that store_shared_word stores is seen by other threads at a random later time, in any order relative to other
+// A word that store_relaxed stores is seen by other threads at a random later time, in any order relative to other
 // words. Kept in order, as the memory model demands: stores to the same word; a thread's store and its own later loads
 // (and those of threads that it has met at a barrier since); everything before a store_release, by the same thread or
 // by threads it has met at a barrier since, and that store. Every word arrives in the end.

@@ -55,8 +55,8 @@ enum class Operation : uint8_t {
   load_matrices,
   load_matrices_transposed,
   wait_a_little,
-  load_shared_word,
-  store_shared_word,
+  load_relaxed,
+  store_relaxed,
   fetch_add,
   clear_bits,
   raise_to,
@@ -71,7 +71,7 @@ inline const char* name_of(Operation operation) {
       "nothing",     "warp_barrier",  "from_lane_above",  "from_lane_below",          "from_lane",     "from_lane_xor",
       "any_lane",
       "block_barrier", "group_barrier", "mma_bf16", "mma_f16", "load_matrices", "load_matrices_transposed",
-      "wait_a_little", "load_shared_word", "store_shared_word", "fetch_add", "clear_bits", "raise_to", "load_acquire",
+      "wait_a_little", "load_relaxed", "store_relaxed", "fetch_add", "clear_bits", "raise_to", "load_acquire",
       "store_release", "load_fresh", "add_to"};
   static_assert(sizeof names / sizeof *names == (int)Operation::add_to + 1, "one name for each operation");
   return names[(int)operation];

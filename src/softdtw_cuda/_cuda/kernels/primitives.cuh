@@ -14,6 +14,7 @@ typedef long long i64;
 
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
+#define METHOD __device__ __forceinline__  // the same, inside a struct
 #define DEVICE_CALL __device__ __noinline__  // one copy, for what is rarely run: quicker to compile
 #define THREADS_PER_BLOCK(threads, blocks_per_sm) __launch_bounds__(threads, blocks_per_sm)
 #define GRID_CONSTANT __grid_constant__
@@ -29,13 +30,10 @@ DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 lane_index() { return threadIdx.x & 31u; }
 DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 
-// The same value, unknown to the compiler: what is computed from it is computed anew instead of being kept in registers
-// from one turn of a loop to the next.
-DEVICE i32 afresh(i32 v) { asm volatile("" : "+r"(v)); return v; }
-DEVICE u32 thread_index_afresh() { u32 v; asm volatile("mov.u32 %0,%%tid.x;" : "=r"(v)); return v; }
-
-// Whether the compiler keeps so much in registers that it spills where for older cards it does not.
-#define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
+// The same value, opaque to the compiler: what is computed from it is recomputed instead of being kept in registers from one
+// iteration of a loop to the next.
+DEVICE i32 opaque(i32 v) { asm volatile("" : "+r"(v)); return v; }
+DEVICE u32 thread_index_opaque() { u32 v; asm volatile("mov.u32 %0,%%tid.x;" : "=r"(v)); return v; }
 
 // ---- bits
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
@@ -87,27 +85,33 @@ DEVICE void raise_to(u32* p, u32 v) { atomicMax(p, v); }
 // the word itself says whether it is valid.
 struct alignas(8) Word2 { u32 a, b; };
 struct alignas(16) Word4 { u32 a, b, c, d; };
-DEVICE Word2 load_shared_word(const Word2* p) {
+DEVICE Word2 load_relaxed(const Word2* p) {
   Word2 v;
   asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1},[%2];" : "=r"(v.a), "=r"(v.b) : "l"(p) : "memory");
   return v;
 }
-DEVICE void store_shared_word(Word2* p, Word2 v) {
+DEVICE void store_relaxed(Word2* p, Word2 v) {
   asm volatile("st.relaxed.gpu.global.v2.u32 [%0],{%1,%2};" ::"l"(p), "r"(v.a), "r"(v.b) : "memory");
 }
 // 16 bytes at a time, for speed; users rely on 8-byte halves being indivisible and no more, since the assembler narrows
 // an access of which a part is not used.
-DEVICE Word4 load_shared_word(const Word4* p) {
+DEVICE Word4 load_relaxed(const Word4* p) {
   u64 lo, hi;
   asm volatile("{.reg .b128 t; ld.relaxed.gpu.global.b128 t,[%2]; mov.b128 {%0,%1},t;}" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
   return Word4{(u32)lo, (u32)(lo >> 32), (u32)hi, (u32)(hi >> 32)};
 }
-DEVICE void store_shared_word(Word4* p, Word4 v) {
+DEVICE void store_relaxed(Word4* p, Word4 v) {
   u64 lo = v.a | ((u64)v.b << 32), hi = v.c | ((u64)v.d << 32);
   asm volatile("{.reg .b128 t; mov.b128 t,{%1,%2}; st.relaxed.gpu.global.b128 [%0],t;}" ::"l"(p), "l"(lo), "l"(hi) : "memory");
 }
 // Called once per failed poll.
 DEVICE void wait_a_little() {}
+// Ends the launch with an error, and says who waited for whom: for debug builds, see polling.cuh.
+DEVICE void stop_waiting(const char* source, const char* what, i32 pair, i32 strip, i32 awaited, i32 place) {
+  printf("softdtw_cuda: %s kernel, pair %d, strip %d, block %d, warp %d waits for %s: strip %d of the walk, place %d\n", source, pair,
+         strip, (i32)blockIdx.x, (i32)(threadIdx.x >> 5), what, awaited, place);
+  __trap();
+}
 DEVICE u32 fetch_add(u32* p, u32 v) { return atomicAdd(p, v); }
 DEVICE void clear_bits(u32* p, u32 mask) { atomicAnd(p, ~mask); }
 DEVICE u32 load_acquire(const u32* p) {
@@ -119,10 +123,10 @@ DEVICE void store_release(u32* p, u32 v) { asm volatile("st.release.gpu.global.u
 // Loads that must see what another block stored before a flag that this thread (or one it has a barrier with) acquired.
 DEVICE float load_fresh(const float* p) { return __ldcg(p); }
 DEVICE double load_fresh(const double* p) { return __ldcg(p); }
-struct alignas(8) Pair { float a, b; };
-DEVICE Pair load_fresh(const Pair* p) {
+struct alignas(8) Float2 { float a, b; };
+DEVICE Float2 load_fresh(const Float2* p) {
   float2 v = __ldcg((const float2*)p);
-  return Pair{v.x, v.y};
+  return Float2{v.x, v.y};
 }
 // Adds to memory without waiting for what is there. The order in which threads add to one place is theirs to settle: each
 // must see a flag that the one before released, as for load_fresh. One thread's own additions keep their order. Subnormal
@@ -130,7 +134,7 @@ DEVICE Pair load_fresh(const Pair* p) {
 DEVICE void add_to(float* p, float v) { asm volatile("red.relaxed.gpu.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory"); }
 // What adding to zero would leave there.
 DEVICE float as_added(float v) { float r; asm("add.ftz.f32 %0,%1,0f00000000;" : "=f"(r) : "f"(v)); return r; }
-DEVICE void add_to(Pair* p, Pair v) {
+DEVICE void add_to(Float2* p, Float2 v) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0],{%1,%2};" ::"l"(p), "f"(v.a), "f"(v.b) : "memory");
 #else

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from oracle import relative, truth
 from torch import Tensor
 
 from softdtw_cuda import _reference
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all
+from tests.oracle import relative, truth
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 N, M = 330, 300
-LEADS = (1, 2, config.AT_THE_END)
+START_LAGS = (1, 2, config.NEVER_LATER)
 
 Route = Callable[[int, int], list[tuple[int, int]]]
 
@@ -30,12 +30,12 @@ def along_the_diagonal(n: int, m: int) -> list[tuple[int, int]]:
 
 
 def down_then_right(n: int, m: int) -> list[tuple[int, int]]:
-    """Every strip but the last has its mass in the first columns."""
+    """Every strip but the last has its weight in the first columns."""
     return [(i, 0) for i in range(n - 1)] + [(n - 1, j) for j in range(1, m)]
 
 
 def right_then_down(n: int, m: int) -> list[tuple[int, int]]:
-    """Every strip but the first has its mass in the last columns."""
+    """Every strip but the first has its weight in the last columns."""
     return [(0, j) for j in range(m - 1)] + [(i, m - 1) for i in range(1, n)]
 
 
@@ -101,21 +101,20 @@ CALLS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    kernels = [kernel for call in CALLS for kernel in (call.plan.main, call.plan.redo) if kernel is not None]
+    kernels = [kernel for call in CALLS for kernel in (call.plan.main, call.plan.rerun) if kernel is not None]
     build_all([(kernel, False, config.Device().capability) for kernel in kernels])
 
 
 @pytest.fixture
-def lead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def start_lag(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets how strips begin."""
 
     def forget() -> None:
         launch._call.cache_clear()
-        launch.fused_call.cache_clear()
 
     def given(value: int) -> None:
         monkeypatch.setattr(config, "weakest_device", config.Device)
-        monkeypatch.setattr(config, "lead_of", lambda *arguments: value)
+        monkeypatch.setattr(config, "start_lag_of", lambda *arguments: value)
         forget()
 
     yield given
@@ -172,9 +171,9 @@ def assert_right(call: Call, given: list[Tensor], answer: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_every_route_and_every_begin(call: Call, lead: Callable[[int], None]) -> None:
+def test_every_route_and_every_begin(call: Call, start_lag: Callable[[int], None]) -> None:
     given = inputs(call, ROUTES)
-    lead(config.AT_THE_END)
+    start_lag(config.NEVER_LATER)
     expected = gradients(call, given, EmulatedGpu(0, resident=2))
     assert_right(call, given, expected)
     for seed, (begin, resident, relaxed) in enumerate(
@@ -184,21 +183,21 @@ def test_every_route_and_every_begin(call: Call, lead: Callable[[int], None]) ->
             (2, 3, True),
             (2, 16, True),
             (3, 16, False),
-            (config.AT_THE_END, 8, True),
+            (config.NEVER_LATER, 8, True),
         ]
     ):
-        lead(begin)
+        start_lag(begin)
         answer = gradients(call, given, EmulatedGpu(seed, resident=resident, relaxed=relaxed))
         for ours, theirs in zip(answer, expected, strict=True):
             assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
-@pytest.mark.parametrize("begin", LEADS)
+@pytest.mark.parametrize("begin", START_LAGS)
 @pytest.mark.parametrize("d", [0, 1, 5, 20])
 def test_shapes_around_the_borders_of_strips_and_tiles(
-    d: int, begin: int, lead: Callable[[int], None]
+    d: int, begin: int, start_lag: Callable[[int], None]
 ) -> None:
-    lead(begin)
+    start_lag(begin)
     call = Call(d)
     for seed, (n, m) in enumerate([(193, 1), (1, 200), (129, 64), (256, 65), (257, 130)]):
         given = inputs(call, (down_then_right, right_then_down), n, m)
@@ -208,8 +207,8 @@ def test_shapes_around_the_borders_of_strips_and_tiles(
 @pytest.mark.skipif(shutil.which("g++") is None, reason="watching for races needs gcc")
 @pytest.mark.parametrize("begin", [1, 2])
 @pytest.mark.parametrize("call", [Call(0), Call(1), Call(5), Call(20), Call(24, BF16)], ids=str)
-def test_no_races(call: Call, begin: int, lead: Callable[[int], None]) -> None:
-    lead(begin)
+def test_no_races(call: Call, begin: int, start_lag: Callable[[int], None]) -> None:
+    start_lag(begin)
     given = inputs(call, (in_stairs, down_then_right))
     gpu = EmulatedGpu(begin, resident=8, relaxed=True, races=True)
     assert_right(call, given, gradients(call, given, gpu))
@@ -217,9 +216,9 @@ def test_no_races(call: Call, begin: int, lead: Callable[[int], None]) -> None:
 
 @pytest.mark.parametrize("begin", [1, 2])
 @pytest.mark.parametrize("call", [Call(1), Call(1, bandwidth=320), Call(5), Call(20), Call(130)], ids=str)
-def test_what_has_no_mass_is_never_read(call: Call, begin: int, lead: Callable[[int], None]) -> None:
+def test_what_has_no_weight_is_never_read(call: Call, begin: int, start_lag: Callable[[int], None]) -> None:
     """Down the first column, then along the last row: strips further up need their first checkpoints."""
-    lead(begin)
+    start_lag(begin)
     given = inputs(call, (down_then_right,), size=40.0)
     given = [side[:1].contiguous() for side in given]
     use(EmulatedGpu(begin))
@@ -246,10 +245,10 @@ def test_what_has_no_mass_is_never_read(call: Call, begin: int, lead: Callable[[
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("begin", LEADS)
-def test_a_pair_without_a_path_beside_others(begin: int, lead: Callable[[int], None]) -> None:
-    """No mass ever comes to its strips; they must neither wait for it nor leave anything unwritten."""
-    lead(begin)
+@pytest.mark.parametrize("begin", START_LAGS)
+def test_a_pair_without_a_path_beside_others(begin: int, start_lag: Callable[[int], None]) -> None:
+    """No weight ever comes to its strips; they must neither wait for it nor leave anything unwritten."""
+    start_lag(begin)
     call = Call(0, bandwidth=295)
     (cost,) = inputs(call, (along_the_diagonal, in_stairs))
     cost[1, 150:170, :] = torch.inf
@@ -263,9 +262,9 @@ def test_a_pair_without_a_path_beside_others(begin: int, lead: Callable[[int], N
 
 
 @pytest.mark.parametrize("begin", [1, 2])
-def test_bits_do_not_depend_on_when_an_end_is_learnt(begin: int, lead: Callable[[int], None]) -> None:
-    """Up one column, with tails of mass that fall by two bits a cell: strips go quiet just as others end."""
-    lead(begin)
+def test_bits_do_not_depend_on_when_an_end_is_read(begin: int, start_lag: Callable[[int], None]) -> None:
+    """Up one column, with tails of weight that fall by two bits a cell: strips drain just as others end."""
+    start_lag(begin)
     call = Call(0)
     cost = torch.full((1, 384, 260), 2.0 * math.log(2.0))
     cost[:, :, [120, 200]] = 0.0
@@ -277,10 +276,10 @@ def test_bits_do_not_depend_on_when_an_end_is_learnt(begin: int, lead: Callable[
         assert torch.equal(answer.view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize("begin", LEADS)
+@pytest.mark.parametrize("begin", START_LAGS)
 @pytest.mark.parametrize("d", [1, 5, 20])
-def test_ragged_lengths(d: int, begin: int, lead: Callable[[int], None]) -> None:
-    lead(begin)
+def test_ragged_lengths(d: int, begin: int, start_lag: Callable[[int], None]) -> None:
+    start_lag(begin)
     call = Call(d)
     x, y = inputs(call, (down_then_right, in_stairs))
     x_lengths, y_lengths = (torch.tensor(given, dtype=torch.int32) for given in ([N, 65, 200], [40, M, 129]))

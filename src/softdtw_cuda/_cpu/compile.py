@@ -1,0 +1,89 @@
+"""Compiles kernels with Numba: before any thread calls them, kept on disk, with a notice if it takes long."""
+
+# Numba is annotated in parts or not at all, differently from one version to the next.
+# mypy: disable-error-code="import-untyped, no-untyped-call, attr-defined, misc"
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import numba
+
+from softdtw_cuda._cache_folder import cache_folder, why_not_kept
+from softdtw_cuda._cpu import cache
+from softdtw_cuda._fork import wait_before_fork
+
+if numba.config.DISABLE_JIT:
+    raise ImportError("Numba compiles nothing while NUMBA_DISABLE_JIT is set")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+NOTICE_AFTER_SECONDS = 2.0
+
+_ready: set[tuple[str, Any]] = set()
+_notice_given = False
+
+
+def jit(function: Function) -> Function:
+    """A function that kernels call, compiled into each of them."""
+    return cast(Function, numba.njit(nogil=True)(function))
+
+
+def kernel(function: Function) -> Function:
+    """A function that Python calls, without the interpreter lock; its compiled code is kept on disk."""
+    dispatcher = jit(function)
+    cache.keep(dispatcher)
+    return dispatcher
+
+
+def compile_for(kernel: Any, kind: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile the kernel for arguments of these types, which those of one `kind` share.
+
+    On the calling thread: an interrupt ends it, and no helper is left compiling.
+    """
+    key = (kernel.__name__, kind)
+    if key not in _ready:
+        with _notice():
+            kernel.compile(tuple(numba.typeof(argument) for argument in arguments))
+        _ready.add(key)
+
+
+@contextlib.contextmanager
+def _notice() -> Iterator[None]:
+    """Say once on stderr that kernels are being compiled, if that takes long."""
+    timer = threading.Timer(NOTICE_AFTER_SECONDS, _give_notice)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread can be started: at exit, or too many
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_notice() -> None:
+    global _notice_given
+    if _notice_given:
+        return
+    _notice_given = True
+    reason = why_not_kept() if cache.AVAILABLE else "this version of Numba is not known"
+    if reason is None:
+        rest = f"this happens once, they are kept in {cache_folder()}"
+    else:
+        rest = (
+            f"every process does it anew, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to a "
+            "folder that only you can write to"
+        )
+    sys.stderr.write(f"softdtw_cuda: compiling the CPU kernels; {rest}.\n")
+    sys.stderr.flush()
+
+
+# A child forked while another thread compiles would have half a kernel in Numba's tables.
+with contextlib.suppress(ImportError, AttributeError):
+    from numba.core.compiler_lock import global_compiler_lock
+
+    wait_before_fork(global_compiler_lock._lock)

@@ -1,0 +1,149 @@
+"""torch's private names: the loss works without any of them, and no other file uses one."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCE = Path(__file__).parent.parent / "src"
+PACKAGE = SOURCE / "softdtw_cuda"
+COMPAT = PACKAGE / "_torch_compat.py"
+NAMES = re.findall(r'_private\(\s*"([\w.]+)"', COMPAT.read_text())
+
+# The names are None while _torch_compat looks for them, and torch's own again afterwards. Then every way that
+# needs one of them: eager, transforms, batches of gradients, compiled graphs, lazy signs and zeros, lengths.
+PROGRAM = """
+import importlib.util, sys
+import torch
+
+compat, device, *names = sys.argv[1:]
+taken = []
+for name in names:
+    *parts, last = name.split(".")
+    owner = torch
+    for part in parts:
+        owner = getattr(owner, part)
+    taken.append((owner, last, getattr(owner, last, None)))  # torch for the CPU has no names of CUDA
+    setattr(owner, last, None)
+spec = importlib.util.spec_from_file_location("softdtw_cuda._torch_compat", compat)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+sys.modules[spec.name] = module
+for owner, last, original in taken:
+    setattr(owner, last, original)
+
+from softdtw_cuda import SoftDTW, _reference, softdtw
+assert sys.modules["softdtw_cuda._autograd"].in_transform is module.in_transform
+
+torch.manual_seed(0)
+x = torch.randn(3, 20, 4, dtype=torch.float64, device=device, requires_grad=True)
+y = torch.randn(3, 17, 4, dtype=torch.float64, device=device, requires_grad=True)
+lengths = torch.tensor([20, 3, 9], device=device)
+weights = torch.randn(2, 3, dtype=torch.float64, device=device)
+
+def check(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+def gradients(value, grad):
+    return torch.autograd.grad(value, (x, y), grad, retain_graph=True)
+
+for given in (None, lengths):
+    expected = _reference.softdtw(x, y, 0.5, -1, given, None)
+    value = softdtw(x, y, gamma=0.5, x_lengths=given)
+    compiled = torch.compile(lambda x, y: softdtw(x, y, gamma=0.5, x_lengths=given), backend="aot_eager")
+    for each in (value, compiled(x, y)):
+        check(each, expected)
+        for ours, theirs in zip(gradients(each, weights[0]), gradients(expected, weights[0])):
+            check(ours, theirs)
+    batched = torch.autograd.grad(value, (x, y), weights, retain_graph=True, is_grads_batched=True)
+    for k in range(2):
+        for ours, theirs in zip(batched, gradients(expected, weights[k])):
+            check(ours[k], theirs)
+    of_x = torch.func.grad(lambda x: softdtw(x, y.detach(), gamma=0.5, x_lengths=given).sum())
+    check(of_x(x.detach()), gradients(expected, torch.ones_like(expected))[0])
+
+each = torch.func.vmap(lambda x, y: softdtw(x, y, gamma=0.5))(x.detach(), y.detach())
+check(each, _reference.softdtw(x, y, 0.5).detach())
+lazy = torch._neg_view(x.detach())
+check(softdtw(lazy, y.detach(), gamma=0.5), _reference.softdtw(-x.detach(), y.detach(), 0.5))
+zero = torch._efficientzerotensor(3, 20, 4, dtype=torch.float64, device=device)
+check(softdtw(zero, y.detach(), gamma=0.5), _reference.softdtw(torch.zeros_like(x), y, 0.5).detach())
+print("done")
+"""
+
+
+def run_without(names: list[str], device: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(COMPAT), device, *names],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["done"]
+
+
+def test_without_all_names(device: str) -> None:
+    assert len(NAMES) >= 7
+    run_without(NAMES, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_without_one_name(device: str, name: str) -> None:
+    run_without([name], device)
+
+
+def private_names(source: str) -> list[str]:
+    """Private names of torch in a Python file, however they are spelled."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names if re.match(r"torch\..*\b_(?!_)", each.name)]
+        elif isinstance(node, ast.ImportFrom) and re.match(r"torch\b", node.module or ""):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+            found += [name for name in names if re.search(r"\._(?!_)", name)]
+        elif isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+            of_torch = re.match(r"(torch|Tensor|F)\b", ast.unparse(node.value))
+            if of_torch or hasattr(torch.Tensor, node.attr):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_no_other_file_uses_a_private_name() -> None:
+    used = {
+        str(path.relative_to(PACKAGE)): names
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path != COMPAT and (names := private_names(path.read_text()))
+    }
+    assert used == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch._C",
+        "import torch._dynamo as dynamo",
+        "from torch._C import _cuda_getDevice",
+        "from torch import _C",
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "torch._C._cuda_getDevice()",
+        "torch.Tensor._is_zerotensor(x)",
+        "Tensor._make_subclass(a, b)",
+        "x.detach()._is_zerotensor()",
+    ],
+)
+def test_a_private_name_would_be_found(line: str) -> None:
+    assert private_names(line)
+
+
+def test_public_names_are_left_alone() -> None:
+    assert private_names("problem._replace(x=x).x.__class__; from torch import Tensor; torch.empty(3)") == []
