@@ -260,7 +260,7 @@ def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
     _save(ctx, inputs[0], *_keep_problem(ctx, inputs[3:-5]))
 
 
-def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_none: Any) -> tuple[Any, ...]:
     """The gradient of a Hessian-vector product wrt the vector, which is one, too: the Hessian is symmetric.
 
     torch.autograd.functional.hvp takes it; everything else would be a third derivative.
