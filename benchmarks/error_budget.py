@@ -1,10 +1,14 @@
 """Float32 Soft-DTW against float64 truth, case by case, with a verdict.
 
-    python -m benchmarks.error_budget --device cpu [--quick] [--write]
+    python -m benchmarks.error_budget --device cpu [--quick] [--write] [--second-order]
 
 The budget: the value within 1e-6 relative; each gradient within 1e-5 relative in norm or, where that is
 larger, ten times what rounding the exact costs to float32 does to a float64 recurrence. Nobody who stores
 costs in float32 can do better than that rounding.
+
+Second order: Hessian-vector products along normal tangents of x and y, and gradients of the expected cost
+<E, Omega> with Omega = (i / N - j / M)^2, each within 2e-5 relative in norm or ten times what rounding the
+exact costs, Omega and shares p to float32 does to equations (12) to (15) in float64.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import importlib.util
 import itertools
+import math
 import platform
 import sys
 import time
@@ -23,8 +29,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from softdtw_cuda import _reference, softdtw
-from softdtw_cuda._distances import sqeuclidean, sqeuclidean_gradient
+from softdtw_cuda import _reference, softdtw, softdtw_expected_cost
+from softdtw_cuda._distances import sqeuclidean, sqeuclidean_gradient, sqeuclidean_tangent
 
 LENGTHS = (32, 127, 512, 1024, 2048)
 FEATURES = (1, 3, 16, 64)
@@ -32,6 +38,7 @@ GAMMAS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 OFFSETS = (0.0, 1000.0)
 VALUE_BUDGET = 1e-6
 GRADIENT_BUDGET = 1e-5
+SECOND_ORDER_BUDGET = 2e-5
 ROUNDING_FACTOR = 10.0
 
 
@@ -77,8 +84,9 @@ def series(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def relative(measured: Tensor, truth: Tensor) -> float:
-    """Norm of the difference over the norm of the truth."""
-    return float(torch.linalg.vector_norm(measured - truth) / torch.linalg.vector_norm(truth))
+    """Norm of the difference over the norm of the truth; zero where both are zero."""
+    norm = torch.linalg.vector_norm(truth).clamp(min=1e-300)
+    return float(torch.linalg.vector_norm(measured - truth) / norm)
 
 
 def gradients(alignment: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,6 +116,121 @@ def measure(shapes: list[Shape], gamma: float, device: str, seed: int = 0) -> It
             gradient_error=max(relative(g.double(), t) for g, t in zip(grads, true_gradients, strict=True)),
             rounding=max(relative(b, t) for b, t in zip(blurred_gradients, true_gradients, strict=True)),
         )
+
+
+@dataclass(frozen=True)
+class SecondErrors:
+    """Relative errors of one case of second order; `theirs` is philtorch's, NaN where it is not installed."""
+
+    n: int
+    m: int
+    d: int
+    offset: float
+    gamma: float
+    what: str
+    error: float
+    rounding: float
+    theirs: float
+
+    @property
+    def budget(self) -> float:
+        return max(SECOND_ORDER_BUDGET, ROUNDING_FACTOR * self.rounding)
+
+    @property
+    def passed(self) -> bool:
+        # Written so that a NaN fails.
+        return self.error <= self.budget
+
+
+def _series_products(slope: Tensor, alignment: Tensor, sides: list[Tensor], tangents: list[Tensor]) -> Tensor:
+    """2 sum_j [slope_ij (x_i - y_j) + alignment_ij (a_i - b_j)] and the same for y, in one vector."""
+    return torch.cat(
+        [
+            first.flatten() + second.flatten()
+            for first, second in zip(gradients(slope, *sides), gradients(alignment, *tangents), strict=True)
+        ]
+    )
+
+
+def measure_second_order(
+    shapes: list[Shape], gamma: float, device: str, seed: int = 0
+) -> Iterator[SecondErrors]:
+    """Errors of Hessian-vector products and of gradients of the expected cost, case by case."""
+    for shape in shapes:
+        x, y = (side.to(device).requires_grad_() for side in series(shape, seed))
+        a, b = (side.to(device) for side in series(Shape(shape.n, shape.m, shape.d, 0.0), seed + 1))
+        wide = [side.detach().double() for side in (x, y)]
+        tangents = [a.double(), b.double()]
+        exact = sqeuclidean(wide[0], wide[1])
+        change = sqeuclidean_tangent(*wide, *tangents)
+        i = torch.arange(1, shape.n + 1, device=device, dtype=torch.float64) / shape.n
+        j = torch.arange(1, shape.m + 1, device=device, dtype=torch.float64) / shape.m
+        position = (i.view(1, -1, 1) - j.view(1, 1, -1)).square()
+        for what, omega in (("hvp", change), ("expected", position)):
+            truth, blurred = (
+                _reference.dual_from_cost(cost, direction, gamma, rounded_shares=rounded)[1:]
+                for cost, direction, rounded in (
+                    (exact, omega, False),
+                    (exact.float().double(), omega.float().double(), True),
+                )
+            )
+            if what == "hvp":
+                slopes = torch.autograd.grad(softdtw(x, y, gamma=gamma).sum(), (x, y), create_graph=True)
+                along = (slopes[0] * a).sum() + (slopes[1] * b).sum()
+                measured = torch.autograd.grad(along, (x, y))
+                results = [
+                    _series_products(slope, alignment, wide, tangents)
+                    for alignment, slope in (truth, blurred)
+                ]
+            else:
+                value = softdtw_expected_cost(x, y, gamma=gamma)
+                measured = torch.autograd.grad(value.sum(), (x, y))
+                results = [
+                    torch.cat([side.flatten() for side in gradients(slope, *wide)])
+                    for _, slope in (truth, blurred)
+                ]
+            ours = torch.cat([side.double().flatten() for side in measured])
+            theirs = _philtorch_product(x, y, a, b, gamma) if what == "hvp" else None
+            yield SecondErrors(
+                **asdict(shape),
+                gamma=gamma,
+                what=what,
+                error=relative(ours, results[0]),
+                rounding=relative(results[1], results[0]),
+                theirs=math.nan if theirs is None else relative(theirs, results[0]),
+            )
+
+
+def _philtorch_product(x: Tensor, y: Tensor, a: Tensor, b: Tensor, gamma: float) -> Tensor | None:
+    """philtorch's Hessian-vector product in float32, from a cost matrix; None where it is not installed."""
+    if importlib.util.find_spec("philtorch") is None:
+        return None
+    from philtorch.align import soft_dtw
+
+    value = soft_dtw(sqeuclidean(x, y), gamma)
+    slopes = torch.autograd.grad(value.sum(), (x, y), create_graph=True)
+    products = torch.autograd.grad((slopes[0] * a).sum() + (slopes[1] * b).sum(), (x, y))
+    return torch.cat([side.double().flatten() for side in products])
+
+
+def report_second_order(results: Iterable[SecondErrors]) -> int:
+    """Print each case as it comes; the exit status says whether every one passed."""
+    print(
+        f"{'N':>5} {'M':>5} {'D':>3} {'offset':>6} {'gamma':>6}  what      error    budget  philtorch  "
+        "verdict"
+    )
+    verdicts = []
+    for case in results:
+        verdicts.append(case.passed)
+        theirs = "-" if math.isnan(case.theirs) else f"{case.theirs:.1e}"
+        print(
+            f"{case.n:5d} {case.m:5d} {case.d:3d} {case.offset:6.0f} {case.gamma:6g}  {case.what:8s}  "
+            f"{case.error:.1e}  {case.budget:.1e}  {theirs:9s}  {'PASS' if case.passed else 'FAIL'}",
+            flush=True,
+        )
+    passed = sum(verdicts)
+    print(f"{'PASS' if all(verdicts) else 'FAIL'}: {passed} of {len(verdicts)} cases within the budget")
+    return 0 if all(verdicts) else 1
 
 
 def grid(quick: bool) -> Iterator[tuple[list[Shape], float]]:
@@ -168,7 +291,16 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/error_budget_<device>.csv"
     )
+    parser.add_argument(
+        "--second-order", action="store_true", help="Hessian-vector products and expected costs"
+    )
     arguments = parser.parse_args()
+    if arguments.second_order:
+        return report_second_order(
+            case
+            for shapes, gamma in grid(arguments.quick)
+            for case in measure_second_order(shapes, gamma, arguments.device)
+        )
     start = time.perf_counter()
     results = report(
         case for shapes, gamma in grid(arguments.quick) for case in measure(shapes, gamma, arguments.device)

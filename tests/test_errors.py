@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 import softdtw_cuda
 from softdtw_cuda import (
+    DilateLoss,
     SoftDTW,
     softdtw,
     softdtw_alignment,
     softdtw_barycenter,
     softdtw_cdist,
     softdtw_divergence,
+    softdtw_entropy,
+    softdtw_expected_cost,
     softdtw_from_cost,
+    softdtw_sharp,
 )
 
 X, Y = torch.zeros(2, 5, 3), torch.zeros(2, 4, 3)
@@ -40,6 +43,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "alignment of a cost": lambda **options: softdtw_alignment(cost=COST, **options),
     "cdist": lambda **options: softdtw_cdist(X, Y, **options),
     "module": lambda **options: SoftDTW(**options)(X, Y),
+    "expected cost": lambda **options: softdtw_expected_cost(X, Y, **options),
+    "sharp": lambda **options: softdtw_sharp(X, Y, **options),
+    "entropy": lambda **options: softdtw_entropy(X, Y, **options),
 }
 EVERYWHERE = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
@@ -463,52 +469,114 @@ class TestBarycenter:
             softdtw_barycenter(broken)
 
 
-class TestSecondOrder:
-    """No second derivative is ever returned, because it would be wrong."""
+class TestOmega:
+    @pytest.mark.parametrize(
+        ("omega", "words"),
+        [
+            ("diagonal", ("omega is 'diagonal'", "'position'")),
+            (torch.zeros(4, 5), ("omega has shape (4, 5)", "(5, 4)", "(2, 5, 4)")),
+            (torch.zeros(3, 5, 4), ("omega has shape (3, 5, 4)", "batch size 2")),
+            ((torch.zeros(5, 1), torch.zeros(4, 2)), ("omega[0]", "1 features", "omega[1]")),
+            ((torch.zeros(4, 1), torch.zeros(4, 1)), ("omega[0] has 4 time steps", "expected 5, as x has")),
+            ((torch.zeros(5, 1), torch.zeros(5, 1)), ("omega[1] has 5 time steps", "expected 4, as y has")),
+        ],
+    )
+    def test_shapes(self, omega: object, words: tuple[str, ...]) -> None:
+        with raises(ValueError, *words):
+            softdtw_expected_cost(X, Y, omega=omega)
+
+    @pytest.mark.parametrize(
+        ("omega", "words"),
+        [
+            (torch.zeros(5, 4, dtype=torch.int64), ("omega has dtype torch.int64", "omega.float()")),
+            (3.0, ("omega must be 'position', a tensor, or a pair", "got float")),
+            ((torch.zeros(5, 1), [1.0]), ("omega[1] must be a torch.Tensor", "got list")),
+        ],
+    )
+    def test_types(self, omega: object, words: tuple[str, ...]) -> None:
+        with raises(TypeError, *words):
+            softdtw_expected_cost(X, Y, omega=omega)
+
+    def test_a_batch_for_one_pair(self) -> None:
+        with raises(ValueError, "omega has shape (2, 5, 4)", "2 dimensions"):
+            softdtw_expected_cost(X[0], Y[0], omega=torch.zeros(2, 5, 4))
+
+    def test_kind_of_divergence(self) -> None:
+        with raises(ValueError, "kind is 'hard'", "'soft', 'sharp' or 'mean_cost'"):
+            softdtw_divergence(X, Y, kind="hard")
+
+    @pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan])
+    def test_alpha(self, alpha: float) -> None:
+        with raises(ValueError, "alpha must be a"):
+            DilateLoss(alpha=alpha)
+        with raises(ValueError, "reduction is 'all'"):
+            DilateLoss(reduction="all")
+
+
+class TestThirdOrder:
+    """No third derivative is ever returned, because it would be wrong."""
 
     @pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"normalize": True}])
     def test_create_graph(self, device: str, options: dict[str, Any]) -> None:
         x = torch.randn(1, 5, 2, dtype=torch.float64, device=device, requires_grad=True)
         y = torch.randn(1, 4, 2, dtype=torch.float64, device=device)
         (gradient,) = torch.autograd.grad(softdtw(x, y, **options).sum(), x, create_graph=True)
-        with raises(RuntimeError, "create_graph=True", "second derivatives"):
-            gradient.sum().backward()
+        (second,) = torch.autograd.grad(gradient.square().sum(), x, create_graph=True)
+        with raises(RuntimeError, "create_graph=True", "third derivatives"):
+            second.sum().backward()
 
     def test_cost(self, device: str) -> None:
         cost = torch.rand(1, 5, 4, device=device, requires_grad=True)
         (gradient,) = torch.autograd.grad(softdtw_from_cost(cost).sum(), cost, create_graph=True)
-        with raises(RuntimeError, "second derivatives"):
+        (second,) = torch.autograd.grad(gradient.square().sum(), cost, create_graph=True)
+        with raises(RuntimeError, "third derivatives"):
+            second.sum().backward()
+
+    @pytest.mark.parametrize(
+        "function", [softdtw_expected_cost, softdtw_sharp, softdtw_entropy, DilateLoss()]
+    )
+    def test_losses_on_the_alignment(self, device: str, function: Callable[..., torch.Tensor]) -> None:
+        x = torch.randn(1, 5, 2, device=device, requires_grad=True)
+        loss = function(x, torch.randn(1, 4, 2, device=device))
+        (gradient,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
+        with raises(RuntimeError, "third derivatives"):
             gradient.sum().backward()
 
     def test_alignment(self, device: str) -> None:
         x = torch.randn(1, 5, 2, device=device, requires_grad=True)
         alignment = softdtw_alignment(x, torch.randn(1, 4, 2, device=device))
-        with raises(RuntimeError, "second derivatives"):
-            alignment.square().sum().backward()
+        (gradient,) = torch.autograd.grad(alignment.square().sum(), x, create_graph=True)
+        with raises(RuntimeError, "third derivatives"):
+            gradient.sum().backward()
 
     def test_operators(self, device: str) -> None:
         x = torch.randn(1, 5, 2, device=device, requires_grad=True)
         y = torch.randn(1, 4, 2, device=device)
-        value, state = torch.ops.softdtw_cuda.forward(x, y, None, None, 1.0, -1, True, True)
+        value, _ = torch.ops.softdtw_cuda.forward(x, y, None, None, 1.0, -1, True, True)
         (gradient,) = torch.autograd.grad(value.sum(), x, create_graph=True)
-        with raises(RuntimeError, "second derivatives"):
-            gradient.sum().backward()
-        gradient, _ = torch.ops.softdtw_cuda.backward(
-            torch.ones_like(value), value.detach(), state, x, y, None, None, 1.0, -1, True, False
-        )
-        with raises(RuntimeError, "second derivatives"):
-            gradient.sum().backward()
+        (second,) = torch.autograd.grad(gradient.square().sum(), x, create_graph=True)
+        with raises(RuntimeError, "third derivatives"):
+            second.sum().backward()
 
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
     def test_nested_transforms(self, device: str) -> None:
         x = torch.randn(1, 5, 2, device=device)
         y = torch.randn(1, 4, 2, device=device)
 
+        def value(x: torch.Tensor) -> torch.Tensor:
+            return softdtw(x, y).sum()
+
         def slope(x: torch.Tensor) -> torch.Tensor:
-            gradient: torch.Tensor = torch.func.grad(lambda x: softdtw(x, y).sum())(x)
+            gradient: torch.Tensor = torch.func.grad(value)(x)
             return gradient.square().sum()
 
-        with raises(RuntimeError, "second derivatives"):
-            torch.func.grad(slope)(x)
+        for third in (
+            torch.func.hessian(slope),
+            torch.func.grad(lambda x: torch.func.grad(slope)(x).sum()),
+            torch.func.jacfwd(torch.func.hessian(value)),
+        ):
+            with raises(RuntimeError, "third derivatives"):
+                third(x)
 
 
 def test_operator_without_saved_state_has_no_gradient() -> None:
@@ -528,22 +596,6 @@ def test_operator_checks_host_lengths() -> None:
 def test_public_names() -> None:
     for name in softdtw_cuda.__all__:
         assert getattr(softdtw_cuda, name).__doc__
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize(
-    ("transform", "words"),
-    [
-        (lambda f: torch.func.hessian(f)(X), ("forward-mode", "torch.func.grad")),
-        (lambda f: torch.func.jvp(f, (X,), (X,)), ("forward-mode", "torch.func.grad")),
-    ],
-    ids=["hessian", "jvp"],
-)
-def test_transforms_that_are_not_supported(
-    transform: Callable[[Callable[[torch.Tensor], torch.Tensor]], object], words: tuple[str, ...]
-) -> None:
-    with raises(RuntimeError, "softdtw_cuda", *words):
-        transform(lambda x: softdtw(x, Y[: len(x)] if x.dim() == 3 else Y[0]).sum())
 
 
 @pytest.mark.parametrize("bandwidth", [2**31, sys.maxsize - 127, sys.maxsize, 10**30, 1e30])
@@ -589,27 +641,6 @@ def test_gamma_beyond_every_float() -> None:
 def test_lengths_without_order_or_number(lengths: object) -> None:
     with raises(TypeError, "x_lengths", "a list of integers"):
         softdtw(X, Y, x_lengths=lengths)
-
-
-FORWARD_MODE = [
-    lambda x: softdtw(x, Y),
-    lambda x: softdtw(x, Y, normalize=True),
-    lambda x: softdtw(Y, x),
-    lambda x: softdtw_from_cost((x.unsqueeze(2) - Y.unsqueeze(1)).square().sum(3)),
-]
-
-
-@pytest.mark.parametrize("function", FORWARD_MODE)
-def test_forward_mode_is_refused_and_not_zero(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    tangent = torch.ones_like(X)
-    with raises(RuntimeError, "forward-mode", "torch.func.grad"):
-        torch.func.jvp(function, (X,), (tangent,))
-    with raises(RuntimeError, "forward-mode"):
-        torch.func.jacfwd(lambda x: function(x).sum())(X)
-    with forward_ad.dual_level(), raises(RuntimeError, "forward-mode"):
-        function(forward_ad.make_dual(X, tangent))
-    with forward_ad.dual_level():
-        assert torch.equal(function(X), function(X))  # without a tangent there is nothing to refuse
 
 
 class TestBarycenterOptions:

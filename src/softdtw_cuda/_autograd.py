@@ -1,60 +1,136 @@
 """Gradient formulas, once for every route: eager autograd, torch.func and vmap, compiled graphs.
 
-Eager tensors and torch.func go through two Functions, one for values and one for their gradients; compiled
-graphs call the operators of `_ops`, which are registered with the same formulas.
+Eager tensors and torch.func go through four Functions; compiled graphs call the operators of `_ops`, which
+are registered with the same formulas. With E the alignment and Omega a direction on the costs:
+
+    Value              the values; their derivative along Omega is <E, Omega>
+    Gradient           grad_b E_b, contracted with what the costs are made of
+    Expected           <E, Omega>
+    ExpectedGradient   the gradient of sum_b grad_b <E_b, Omega_b>
+
+Value's gradient is Gradient and its tangent Expected. With cotangents A and B of Gradient's results, and with
+Omega the change of the costs along them, <A, grad_x> + <B, grad_y> = sum_b grad_b <E_b, Omega_b>: Gradient's
+own gradient is Expected (that of grad) and ExpectedGradient (that of the series). The Hessian is symmetric,
+so its tangent is ExpectedGradient, too. Third derivatives would be those of ExpectedGradient, which raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
-from ._problem import Problem
-from ._torch_compat import in_transform, is_grad_batch
+from ._problem import Direction, Problem
+from ._torch_compat import (
+    asked_gradients,
+    holds_mapped_grad,
+    in_forward_mode,
+    in_transform,
+    is_differentiated,
+    is_grad_batch,
+    map_over_grads,
+    outer_forward_mode,
+    saved_primals,
+)
+from ._vmap import fold, rows
 
 PairRange = Callable[[int, int], Tensor]
 
 # Formulas. `ctx` and the arguments of setup are those of torch.autograd.Function and of torch.library alike.
 
 
+def _save(ctx: Any, *tensors: Tensor | None) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Keeps the options of a problem; its tensors are for the caller to save."""
+    problem = Problem(*fields)
+    ctx.options = problem[4:6]
+    ctx.need = problem.need_x, problem.need_y
+    return problem.tensors
+
+
+def _kept_problem(ctx: Any, tensors: list[Any], need_x: bool, need_y: bool) -> Problem:
+    x, y, x_lengths, y_lengths, pairs = tensors
+    gamma, bandwidth = ctx.options
+    return Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y, pairs)
+
+
 def setup_value(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keeps what `value_backward` needs; inputs are the fields of a Problem that operators have."""
-    x, y, x_lengths, y_lengths, ctx.gamma, ctx.bandwidth, need_x, need_y, pairs = inputs
-    ctx.has_state = need_x or need_y
     value, state = output
     ctx.mark_non_differentiable(state)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, y, x_lengths, y_lengths, pairs, value, state)
+    _save(ctx, value, state, *_keep_problem(ctx, inputs))
 
 
 def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Tensor | None, ...]:
     """Gradients of x and y for the gradient of the values, equation (8)."""
-    x, y, x_lengths, y_lengths, pairs, value, state = ctx.saved_tensors
-    need_x, need_y = ctx.needs_input_grad[:2]
+    value, state, *tensors = ctx.saved_tensors
     grad_x = grad_y = None
-    if grad is not None and (need_x or need_y):
-        if not ctx.has_state:
+    if grad is not None and any(ctx.needs_input_grad[:2]):
+        if not any(ctx.need):
             raise RuntimeError(
                 "softdtw_cuda: an operator called with need_x=False and need_y=False has no gradient; pass "
                 "True for the sides whose gradients are wanted."
             )
-        problem = Problem(x, y, x_lengths, y_lengths, ctx.gamma, ctx.bandwidth, need_x, need_y, pairs)
-        per_pair_x, per_pair_y = gradients(problem, grad, value, state)
-        grad_x = _sum_to(per_pair_x, x, pairs, 0) if need_x else None
-        grad_y = _sum_to(per_pair_y, y, pairs, 1) if need_y else None
+        # A side may need no gradient though it requires one: see `Problem.sides`.
+        need_x, need_y = (
+            asked and saved for asked, saved in zip(ctx.needs_input_grad[:2], ctx.need, strict=True)
+        )
+        problem = _kept_problem(ctx, tensors, need_x, need_y)
+        per_pair = gradients(problem, grad, value, state)
+        grad_x, grad_y = _sum_sides(problem, *per_pair)
     return grad_x, grad_y, None, None, None, None, None, None, None
 
 
-def _sum_to(per_pair: Tensor, side: Tensor, pairs: Tensor | None, column: int) -> Tensor:
-    """Gradients, one per pair, summed for each series of a side."""
-    if pairs is not None:
-        none = per_pair.new_zeros(side.shape)
-        return _add_in_order(none, per_pair, pairs[:, column]).to(side.dtype)
+def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: object) -> Any:
+    """Tangent of the values: <E, Omega> with the change of the costs."""
+    with outer_forward_mode():
+        _, _, *tensors = saved_primals(ctx)
+        problem = _kept_problem(ctx, tensors, False, False)
+        tangents = _of_pairs(problem, x_tangent, y_tangent)
+        return _expected(problem, _change(problem, *tangents))[0], None
+
+
+def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> Direction:
+    """The direction in which the costs change with what they are made of."""
+    if problem.y is None:
+        return Direction("matrix", x_tangent)
+    return Direction("tangents", x_tangent, y_tangent)
+
+
+def _of_pairs(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> list[Tensor | None]:
+    """The tangents of each pair's own series."""
+    if problem.pairs is None:
+        return [x_tangent, y_tangent]
+    return [
+        None if tangent is None else tangent[index.long().clamp(0, tangent.shape[0] - 1)]
+        for tangent, index in zip((x_tangent, y_tangent), problem.pairs.unbind(1), strict=True)
+    ]
+
+
+def _sum_sides(
+    problem: Problem, per_pair_x: Tensor, per_pair_y: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and y out of those that each pair has, None where they are not needed."""
+    x, y, pairs = problem.x, problem.y, problem.pairs
+    first, second = (None, None) if pairs is None else pairs.unbind(1)
+    grad_x = _sum_to(per_pair_x, x, first) if problem.need_x else None
+    grad_y = _sum_to(per_pair_y, y, second) if problem.need_y and y is not None else None
+    return grad_x, grad_y
+
+
+def _sum_to(per_pair: Tensor, side: Tensor, series: Tensor | None = None) -> Tensor:
+    """Gradients, one per pair, summed for each series of a side; `series` (P,) says which one a pair has."""
+    if series is not None:
+        return _add_in_order(per_pair.new_zeros(side.shape), per_pair, series).to(side.dtype)
     if per_pair.shape[0] == side.shape[0]:
         return per_pair
     return per_pair.sum(0, keepdim=True).to(side.dtype)
@@ -67,7 +143,7 @@ def _add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
     """
     count = total.shape[0]
     series = series.long().clamp(0, count - 1)  # an index out of range has no gradient
-    if in_transform():  # segment_reduce cannot be mapped
+    if is_differentiated():  # segment_reduce can neither be mapped nor has it a tangent
         return total.index_put((series,), per_pair, accumulate=True)
     owners = torch.cat([torch.arange(count, device=series.device), series])
     order = torch.argsort(owners, stable=True)
@@ -78,22 +154,144 @@ def _add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
 
 
 def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Nothing is kept: a gradient cannot be differentiated."""
+    """Keeps what `gradient_backward` needs; inputs are the gradient, values, state and a Problem's fields."""
+    grad, value, state, *fields = inputs
+    _save(ctx, grad, value, state, *_keep_problem(ctx, tuple(fields)))
 
 
-def gradient_backward(ctx: Any, *grads: Tensor) -> Any:
-    """The gradient of a gradient: refused where it is asked for."""
-    raise RuntimeError(
-        "softdtw_cuda: second derivatives are not implemented; do not differentiate a gradient of Soft-DTW "
-        "(create_graph=True, torch.func.hessian, nested torch.func.grad)."
-    )
+def gradient_backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients wrt the gradient of the values, x and y, for those of the gradients: a double backward."""
+    grad, _, _, *tensors = ctx.saved_tensors
+    need_x, need_y = ctx.needs_input_grad[3:5]
+    a, b = a if ctx.need[0] else None, b if ctx.need[1] else None
+    nothing = (None,) * (len(ctx.needs_input_grad) - 5)
+    if a is None and b is None:
+        return None, None, None, None, None, *nothing
+    problem = _kept_problem(ctx, tensors, need_x, need_y)
+    direction = _change(problem, a, b)
+    dot, value, state = _expected(problem, direction)
+    grad_x = grad_y = None
+    if need_x or need_y:
+        per_pair_x, per_pair_y, _, _ = expected_gradients(problem, direction, grad, value, state)
+        grad_x, grad_y = _sum_sides(problem, per_pair_x, per_pair_y)
+    return dot.to(grad.dtype), None, None, grad_x, grad_y, *nothing
 
 
-def _no_jvp(ctx: Any, *tangents: Any) -> Any:
-    raise RuntimeError(
-        "softdtw_cuda: forward-mode derivatives (torch.func.jvp, jacfwd, hessian) are not implemented; use "
-        "backward or torch.func.grad for first derivatives."
-    )
+def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
+    """Tangents of the gradients: linear in that of grad; the Hessian's product with those of the series."""
+    with outer_forward_mode():
+        grad, value, state, *tensors = saved_primals(ctx)
+        problem = _kept_problem(ctx, tensors, *ctx.need)
+        x_tangent, y_tangent = tangents[2:4]
+        results: list[Tensor | None] = [None, None]
+        if grad_tangent is not None:
+            results = list(gradients(problem, grad_tangent, value, state))
+        if x_tangent is not None or y_tangent is not None:
+            direction = _change(problem, *_of_pairs(problem, x_tangent, y_tangent))
+            _, dual_value, dual_state = _expected(problem, direction)
+            second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
+            results = [
+                more if first is None else first + more for first, more in zip(results, second, strict=True)
+            ]
+        return tuple(results)
+
+
+def setup_expected(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keeps what `expected_backward` needs; inputs are the fields of a Problem and of a Direction."""
+    _, value, state = output
+    ctx.mark_non_differentiable(value, state)
+    *fields, ctx.kind, a, b, need_a, need_b = inputs
+    ctx.need_direction = need_a, need_b
+    _save(ctx, value, state, a, b, *_keep_problem(ctx, tuple(fields)))
+
+
+def expected_backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
+    """Gradients of x, y and of the direction's tensors for the gradient of <E, Omega>."""
+    value, state, a, b, *tensors = ctx.saved_tensors
+    count = len(ctx.needs_input_grad)
+    nothing = (None,) * (count - 7)
+    need_a, need_b = ctx.needs_input_grad[count - 4 : count - 2]
+    grad_x = grad_y = grad_a = grad_b = None
+    if grad is not None:
+        problem = _kept_problem(ctx, tensors, *ctx.needs_input_grad[:2])
+        linear = ctx.kind == "tangents"
+        direction = Direction(ctx.kind, a, b, need_a and not linear, need_b and not linear)
+        if problem.needs_gradient or direction.need_a or direction.need_b:
+            sides = expected_gradients(problem, direction, grad, value, state)
+            grad_x, grad_y = _sum_sides(problem, *sides[:2])
+            grad_a = _sum_to(sides[2], a) if direction.need_a else None
+            grad_b = _sum_to(sides[3], b) if direction.need_b else None
+        if linear and (need_a or need_b):
+            # <E, Omega> is the derivative of the values along the tangents.
+            problem = problem._replace(need_x=need_a, need_y=need_b)
+            per_pair_a, per_pair_b = gradients(problem, grad, *_apply_value(problem))
+            grad_a = _sum_to(per_pair_a, a) if need_a else None
+            grad_b = _sum_to(per_pair_b, b) if need_b else None
+    return grad_x, grad_y, *nothing, None, grad_a, grad_b, None, None
+
+
+def expected_jvp(ctx: Any, *tangents: Any) -> Any:
+    """Tangent of <E, Omega>: its gradients along the tangents of the series and of the direction."""
+    with outer_forward_mode():
+        value, state, a, b, *tensors = saved_primals(ctx)
+        along = [*tangents[:2], *tangents[-4:-2]]
+        problem = _kept_problem(ctx, tensors, along[0] is not None, along[1] is not None)
+        total = torch.zeros_like(value)
+        if ctx.kind == "tangents" and not (along[2] is None and along[3] is None):
+            total = total + _expected(problem, Direction("tangents", along[2], along[3]))[0]
+            along[2:] = None, None
+        direction = Direction(ctx.kind, a, b, along[2] is not None, along[3] is not None)
+        if any(tangent is not None for tangent in along):
+            _, value, state = _expected(problem, direction)
+            sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
+            along[:2] = _of_pairs(problem, *along[:2])
+            for side, tangent in zip(sides, along, strict=True):
+                if tangent is not None:
+                    total = total + (side * tangent).sum((1, 2)).to(total.dtype)
+        return total, None, None
+
+
+def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keeps what the derivative wrt a direction needs, in which the results are linear."""
+    problem, direction = Problem(*inputs[3:-5]), Direction(*inputs[-5:])
+    is_change = direction.kind == ("matrix" if problem.y is None else "tangents")
+    ctx.linear = is_change and not (direction.need_a or direction.need_b)
+    ctx.tensors = [isinstance(each, Tensor) for each in inputs]
+    _save(ctx, inputs[0], *_keep_problem(ctx, inputs[3:-5]))
+
+
+def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_none: Any) -> tuple[Any, ...]:
+    """The gradient of a Hessian-vector product wrt the vector, which is one, too: the Hessian is symmetric.
+
+    torch.autograd.functional.hvp takes it; everything else would be a third derivative.
+    """
+    grad, *tensors = ctx.saved_tensors
+    count = len(ctx.needs_input_grad)
+    # torch's flags say what could be asked for, its engine what is.
+    asked = asked_gradients(ctx, ctx.tensors)
+    if not ctx.linear or any(asked[k] for k in (0, 3, 4)):
+        raise RuntimeError(THIRD_DERIVATIVE)
+    problem = _kept_problem(ctx, tensors, asked[count - 4], asked[count - 3])
+    direction = _change(problem, u if ctx.need[0] else None, w if ctx.need[1] else None)
+    if direction.a is None and direction.b is None:
+        return (None,) * count
+    _, value, state = _expected(problem, direction)
+    per_pair = expected_gradients(problem, direction, grad, value, state)
+    grad_a = per_pair[0] if asked[count - 4] else None
+    grad_b = per_pair[1] if asked[count - 3] else None
+    return *(None,) * (count - 4), grad_a, grad_b, None, None
+
+
+THIRD_DERIVATIVE = (
+    "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
+    "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
+    "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
+)
+
+
+def third_derivative(ctx: Any, *_: Any) -> NoReturn:
+    """Refused where it is asked for, so that it is never a wrong number."""
+    raise RuntimeError(THIRD_DERIVATIVE)
 
 
 # vmap: a mapped dimension of size V becomes part of the batch, V * B pairs in one launch.
@@ -101,44 +299,30 @@ def _no_jvp(ctx: Any, *tangents: Any) -> Any:
 
 def _fold(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
     """The problem of all V * B pairs, and B."""
-
-    def front(tensor: Tensor | None, dim: int | None) -> Tensor | None:
-        """(V or 1, ...)"""
-        if tensor is None:
-            return None
-        return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-
-    x, y, x_lengths, y_lengths, pairs = (
-        front(*each) for each in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
+    if problem.pairs is not None:
+        return _fold_pairs(size, dims, problem)
+    batch = rows(problem.x, dims[0])
+    if problem.y is not None:
+        batch = max(batch, rows(problem.y, dims[1]))
+    x, y, x_lengths, y_lengths = (
+        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors[:4], dims, strict=False)
     )
     assert x is not None
-    if pairs is not None:
-        return _fold_pairs(size, problem, x, y, x_lengths, y_lengths, pairs), pairs.shape[1]
-    batch = x.shape[1] if y is None else max(x.shape[1], y.shape[1])
-
-    def folded(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or (tensor.dim() > 2 and tensor.shape[0] == tensor.shape[1] == 1):
-            return None if tensor is None else tensor[0]  # one series for all pairs
-        return tensor.expand(size, batch, *tensor.shape[2:]).reshape(size * batch, *tensor.shape[2:])
-
-    whole = folded(x)
-    assert whole is not None
-    return problem._replace(
-        x=whole, y=folded(y), x_lengths=folded(x_lengths), y_lengths=folded(y_lengths)
-    ), batch
+    folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
+    if folded.batch != size * batch:  # nothing of the problem is mapped
+        folded = folded._replace(x=x.expand(size * batch, -1, -1))
+    return folded, batch
 
 
-def _fold_pairs(
-    size: int,
-    problem: Problem,
-    x: Tensor,
-    y: Tensor | None,
-    x_lengths: Tensor | None,
-    y_lengths: Tensor | None,
-    pairs: Tensor,
-) -> Problem:
+def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
     """The problem of V lists of pairs, each with series of its own or with those of all."""
+    x, y, x_lengths, y_lengths, pairs = (
+        tensor if tensor is None else tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
+    )
+    assert x is not None
     assert y is not None
+    assert pairs is not None
     map_index = torch.arange(size, dtype=torch.int32, device=pairs.device).view(size, 1)
 
     def own(side: Tensor, lengths: Tensor | None, column: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -157,13 +341,40 @@ def _fold_pairs(
         x_lengths=first_lengths,
         y_lengths=second_lengths,
         pairs=torch.stack([first_index, second_index], 1),
-    )
+    ), pairs.shape[1]
 
 
 def _fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Tensor:
     """(V, B) or (B,) numbers as (V * B,)."""
     moved = numbers if dim is None else numbers.movedim(dim, 0)
     return moved.expand(size, batch).reshape(size * batch)
+
+
+def _fold_direction(size: int, dims: tuple[int | None, ...], batch: int, direction: Direction) -> Direction:
+    a, b = (fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True))
+    return direction._replace(a=a, b=b)
+
+
+def _unfold(
+    size: int, batch: int, per_pair: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is."""
+    sides = tuple(side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair)
+    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+
+
+def _scale(per_pair: Tensor, grad: Tensor) -> Tensor:
+    """Gradients, one per pair, for `grad` (..., B), from those for ones."""
+    if per_pair.dim() == 1:
+        return per_pair
+    return scale_gradient(per_pair, grad[..., None, None]).to(per_pair.dtype)
+
+
+def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tensor, *fields: Any) -> Any:
+    """Several gradients of the same values: each is a multiple of one."""
+    per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
+    sides = tuple(_scale(side, grad.movedim(dim, 0)) for side in per_pair)
+    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -176,7 +387,7 @@ class _Value(torch.autograd.Function):
 
     setup_context = staticmethod(setup_value)
     backward = staticmethod(value_backward)
-    jvp = staticmethod(_no_jvp)
+    jvp = staticmethod(value_jvp)
 
     @staticmethod
     def forward(*problem: Any) -> tuple[Tensor, Tensor]:
@@ -195,7 +406,7 @@ class _Gradient(torch.autograd.Function):
 
     setup_context = staticmethod(setup_gradient)
     backward = staticmethod(gradient_backward)
-    jvp = staticmethod(_no_jvp)
+    jvp = staticmethod(gradient_jvp)
 
     @staticmethod
     def forward(grad: Tensor, value: Tensor, state: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
@@ -204,27 +415,65 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         size = info.batch_size
-        grad_dim, value_dim, _, *problem_dims = in_dims
+        grad_dim, value_dim, _, *dims = in_dims
         grad, value, state, *fields = inputs
         problem = Problem(*fields)
-        if all(dim is None for dim in (*problem_dims[:4], problem_dims[8])):
-            # Several gradients of the same values: each is a multiple of one.
-            per_pair = _apply(_Gradient, torch.ones_like(value), value, state, *problem.operands)
-            scaled = _scale_sides(per_pair, grad.movedim(grad_dim, 0))
-            return scaled, tuple(None if side.dim() == 1 else 0 for side in per_pair)
-        folded, batch = _fold(size, tuple(problem_dims), problem)
+        if all(dim is None for dim in dims):
+            return _scale_all(_Gradient, grad, grad_dim, value, state, *problem.operands)
+        folded, batch = _fold(size, tuple(dims), problem)
         grad = _fold_numbers(size, grad_dim, batch, grad)
         value = _fold_numbers(size, value_dim, batch, value)
-        per_pair = _apply(_Gradient, grad, value, state, *folded.operands)
-        sides = [side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair]
-        return tuple(sides), tuple(None if side.dim() == 1 else 0 for side in per_pair)
+        return _unfold(size, batch, _apply(_Gradient, grad, value, state, *folded.operands))
 
 
-def _scale_sides(per_pair: tuple[Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and y for `grad` (..., B), from those for ones."""
-    factor = grad[..., None, None]
-    x, y = (side if side.dim() == 1 else scale_gradient(side, factor).to(side.dtype) for side in per_pair)
-    return x, y
+class _Expected(torch.autograd.Function):
+    """Fields of a Problem and of a Direction to <E, Omega>, values and state."""
+
+    setup_context = staticmethod(setup_expected)
+    backward = staticmethod(expected_backward)
+    jvp = staticmethod(expected_jvp)
+
+    @staticmethod
+    def forward(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _backends.expected(Problem(*fields[:-5]), Direction(*fields[-5:]))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        size = info.batch_size
+        problem, batch = _fold(size, in_dims[:-5], Problem(*inputs[:-5]))
+        direction = _fold_direction(size, in_dims[-4:-2], batch, Direction(*inputs[-5:]))
+        dot, value, state = _apply(_Expected, *problem.operands, *direction)
+        return (dot.view(size, batch), value.view(size, batch), state), (0, 0, None)
+
+
+class _ExpectedGradient(torch.autograd.Function):
+    """Gradient of <E, Omega>, values, state, a Problem and a Direction to gradients, one per pair."""
+
+    setup_context = staticmethod(setup_expected_gradient)
+    backward = staticmethod(expected_gradient_backward)
+    jvp = staticmethod(third_derivative)
+
+    @staticmethod
+    def forward(
+        grad: Tensor, value: Tensor, state: Tensor, *fields: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
+        return _backends.expected_backward(problem, direction, grad, value, state)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        size = info.batch_size
+        grad_dim, value_dim, _, *dims = in_dims
+        grad, value, state, *fields = inputs
+        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
+        if all(dim is None for dim in dims):
+            return _scale_all(_ExpectedGradient, grad, grad_dim, value, state, *fields)
+        folded, batch = _fold(size, tuple(dims[:-5]), problem)
+        direction = _fold_direction(size, tuple(dims[-4:-2]), batch, direction)
+        grad = _fold_numbers(size, grad_dim, batch, grad)
+        value = _fold_numbers(size, value_dim, batch, value)
+        per_pair = _apply(_ExpectedGradient, grad, value, state, *folded.operands, *direction)
+        return _unfold(size, batch, per_pair)
 
 
 def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -239,11 +488,7 @@ def values(problem: Problem) -> Tensor:
     """(B,) Soft-DTW values of a problem, differentiable in x and y."""
     if problem.batch == 0:
         return _no_values(problem.x) if problem.y is None else _no_values(problem.x) + _no_values(problem.y)
-    if not problem.fused and problem.y is not None:
-        problem = with_costs(problem)
-    elif problem.metric.embedding is not None:
-        problem = with_embedding(problem)
-    return _apply_value(problem)[0]
+    return _apply_value(with_source(problem))[0]
 
 
 class _PairValues(torch.autograd.Function):
@@ -294,14 +539,21 @@ def pair_values(problem: Problem, count: int, part: int, of: PairRange) -> Tenso
             gradient, so that no more than a part's state is ever kept.
         of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
     """
-    if part >= count:
+    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or want tangents
         return _apply_value(problem._replace(pairs=of(0, count)))[0]
     result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, of)
     return result
 
 
+def with_source(problem: Problem) -> Problem:
+    """The problem with its costs, or with series whose squared Euclidean distances are the costs."""
+    if not problem.fused and problem.y is not None:
+        return with_costs(problem)
+    return problem if problem.metric.embedding is None else with_embedding(problem)
+
+
 def alignment(problem: Problem) -> Tensor:
-    """(B, N, M) soft alignment E of equation (8); differentiating it raises."""
+    """(B, N, M) soft alignment E of equation (8), differentiable."""
     if problem.y is not None:
         problem = with_costs(problem)
     if problem.batch == 0:
@@ -311,32 +563,91 @@ def alignment(problem: Problem) -> Tensor:
     return gradients(problem, torch.ones_like(value), value, state)[0]
 
 
+def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor]:
+    """(B,) expected costs <E, Omega> of a problem `with_source`, differentiable in both's tensors, and (B,)
+    values, which are not."""
+    if problem.batch == 0:
+        sides = (problem.x, problem.y, direction.a, direction.b)
+        total = _no_values(problem.x)
+        total = sum((_no_values(side).to(total.dtype) for side in sides[1:] if side is not None), total)
+        return total, total.detach()
+    problem = problem._replace(need_x=_may_need(problem.x), need_y=_may_need(problem.y))
+    direction = direction._replace(need_a=_may_need(direction.a), need_b=_may_need(direction.b))
+    return _expected(problem, direction)[:2]
+
+
+def _may_need(side: Tensor | None) -> bool:
+    """Whether a gradient of this side may be asked for. Transforms hide it from a tensor that they wrap."""
+    if side is None or not torch.is_grad_enabled():
+        return False
+    return side.requires_grad or in_transform()
+
+
 def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
-    x, y = problem.x, problem.y
-    record = torch.is_grad_enabled()
-    need_x = problem.need_x or (record and x.requires_grad)
-    need_y = record and y is not None and y.requires_grad
+    need_x = problem.need_x or _may_need(problem.x)
+    need_y = problem.need_y or _may_need(problem.y)
+    if problem.sides != "both":
+        need_x, need_y = need_x and problem.sides == "x", need_y and problem.sides == "y"
+    problem = problem._replace(need_x=need_x, need_y=need_y)
     if torch.compiler.is_compiling():
-        result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(
-            *problem[:6], need_x, need_y, problem.pairs
-        )
+        result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem.operands)
         return result
-    result = _apply(_Value, *problem[:6], need_x, need_y, problem.pairs)
+    result = _apply(_Value, *problem.operands)
     return result
 
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
-    if is_grad_batch(grad):
-        return _scale_sides(_gradients(problem, torch.ones_like(value), value, state), grad)
+    if not torch.compiler.is_compiling() and is_grad_batch(grad):
+        per_pair_x, per_pair_y = _gradients(problem, torch.ones_like(value), value, state)
+        return _scale(per_pair_x, grad), _scale(per_pair_y, grad)
     return _gradients(problem, grad, value, state)
 
 
 def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or in_transform()):
+    result: tuple[Tensor, Tensor]
+    if _is_called_directly(grad):
         return _backends.backward(problem, grad, value, state)
-    result: tuple[Tensor, Tensor] = _apply(_Gradient, grad, value, state, *problem.operands)
+    result = _record(_Gradient, grad, value, state, *problem.operands)
     return result
+
+
+def _expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega>, values and state."""
+    result: tuple[Tensor, Tensor, Tensor]
+    if _is_called_directly(direction.a, direction.b):
+        return _backends.expected(problem, direction)
+    result = _record(_Expected, *problem.operands, *direction)
+    return result
+
+
+def expected_gradients(
+    problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, y and of the direction's tensors, one per pair, for the gradient of <E, Omega>."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor]
+    if _is_called_directly(grad, direction.a, direction.b):
+        return _backends.expected_backward(problem, direction, grad, value, state)
+    arguments = (grad, value, state, *problem.operands, *direction)
+    # Not leaves: of those the engine does not tell whether their gradient is asked for.
+    result = _record(
+        _ExpectedGradient,
+        *(each.view_as(each) if isinstance(each, Tensor) and each.is_leaf else each for each in arguments),
+    )
+    return result
+
+
+def _is_called_directly(*cotangents: Tensor | None) -> bool:
+    """Whether nobody needs to see a Function between the caller and the backend."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (is_differentiated() or holds_mapped_grad(*cotangents))
+
+
+def _record(function: Any, *arguments: Any) -> Any:
+    if holds_mapped_grad(*arguments):
+        return map_over_grads(function, *arguments)
+    return _apply(function, *arguments)
 
 
 def _no_values(side: Tensor) -> Tensor:
@@ -345,7 +656,12 @@ def _no_values(side: Tensor) -> Tensor:
 
 
 if _ops.library is not None:
-    torch.library.register_autograd(
-        "softdtw_cuda::forward", value_backward, setup_context=setup_value, lib=_ops.library
-    )
-    torch.library.register_autograd("softdtw_cuda::backward", gradient_backward, lib=_ops.library)
+    for name, backward, setup in (
+        ("forward", value_backward, setup_value),
+        ("backward", gradient_backward, setup_gradient),
+        ("expected", expected_backward, setup_expected),
+        ("expected_backward", expected_gradient_backward, setup_expected_gradient),
+    ):
+        torch.library.register_autograd(
+            f"softdtw_cuda::{name}", backward, setup_context=setup, lib=_ops.library
+        )

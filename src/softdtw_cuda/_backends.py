@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import _reference
 from ._fork import wait_before_fork
-from ._problem import Problem
+from ._problem import Direction, Problem
 from ._torch_compat import is_plain
 
 
@@ -39,6 +39,33 @@ class Backend(Protocol):
 
     def state_bytes(self, problem: Problem) -> int:
         """Size of the state that `forward` saves; sizes may be symbolic."""
+
+
+class DualBackend(Protocol):
+    """Second order: propagates the derivative of everything along a direction Omega on the costs.
+
+    All else of second order is made of these: see `_autograd`. E is the alignment, and a dot stands for the
+    derivative along Omega, equations (12) to (15).
+    """
+
+    def expected(self, problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+        """<E, Omega> (B,), values (B,), both in `problem.value_dtype`, and the state for the gradients.
+
+        The state is empty where neither problem nor direction need a gradient. Where the value is NaN
+        <E, Omega> is NaN, where it is +inf, and there is no alignment, zero.
+        """
+
+    def expected_backward(
+        self, problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of sum_b grad_b <E_b, Omega_b> wrt x, y, a and b, one per pair, or `no_gradient`.
+
+        grad E-dot contracted with what the costs are made of, and grad E with what Omega is made of. Types
+        and zeros as those of `Backend.backward`.
+        """
+
+    def expected_state_bytes(self, problem: Problem, direction: Direction) -> int:
+        """Size of the state that `expected` saves; sizes may be symbolic."""
 
 
 def _find_backend(device_type: str) -> Backend:
@@ -82,6 +109,13 @@ def backend(device_type: str) -> Backend:
     return _find_backend(device_type) if torch.compiler.is_compiling() else _kept_backend(device_type)
 
 
+def dual_backend(device_type: str) -> DualBackend:
+    """What computes second order for a kind of device: its backend or, if that has no kernels for it, the
+    reference, which keeps N x M tables."""
+    found = backend(device_type)
+    return cast(DualBackend, found if hasattr(found, "expected") else _reference)
+
+
 def kernel_missing(device_type: str) -> str | None:
     """Why tensors of this device have no fused kernel; None where they have one."""
     if device_type == "cpu" and backend("cpu") is cast(Backend, _reference):
@@ -110,4 +144,25 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     if is_plain(grad, *problem.tensors):
         return backend(problem.x.device.type).backward(problem, grad, value, state)
     result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.backward(grad, value, state, *problem.operands)
+    return result
+
+
+def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega>, values and state of a problem and a direction."""
+    if is_plain(*problem.tensors, direction.a, direction.b):
+        return dual_backend(problem.x.device.type).expected(problem, direction)
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.softdtw_cuda.expected(*problem.operands, *direction)
+    return result
+
+
+def expected_backward(
+    problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients, one per pair, of <E, Omega>."""
+    if is_plain(grad, *problem.tensors, direction.a, direction.b):
+        dual = dual_backend(problem.x.device.type)
+        return dual.expected_backward(problem, direction, grad, value, state)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.softdtw_cuda.expected_backward(
+        grad, value, state, *problem.operands, *direction
+    )
     return result

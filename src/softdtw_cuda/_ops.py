@@ -1,6 +1,7 @@
 """The registered operators, for compiled graphs: schemas, kernels, shapes for tracing.
 
-Their arguments are the first nine fields of a Problem, in order. `_autograd` registers their gradients.
+Their arguments are the fields of a Problem that backends read, and those of a Direction, in order.
+`_autograd` registers their gradients.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._backends import backend
-from ._problem import Problem
+from ._backends import backend, dual_backend
+from ._problem import Direction, Problem
 from ._torch_compat import operator_library
 from ._validation import check_host_indices
 
 _PROBLEM = (
     "Tensor x, Tensor? y, Tensor? x_lengths, Tensor? y_lengths, "
-    "float gamma, int bandwidth, bool need_x, bool need_y, Tensor? pairs=None"
+    "float gamma, int bandwidth, bool need_x, bool need_y, Tensor? pairs"
 )
+_DIRECTION = "str kind, Tensor? a, Tensor? b, bool need_a, bool need_b"
+_FIELDS = 9
 
 
 def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
@@ -32,6 +35,20 @@ def _backward(grad: Tensor, value: Tensor, state: Tensor, *fields: Any) -> tuple
     return backend(problem.x.device.type).backward(problem, grad, value, state)
 
 
+def _expected(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    check_host_indices(problem)
+    return dual_backend(problem.x.device.type).expected(problem, direction)
+
+
+def _expected_backward(
+    grad: Tensor, value: Tensor, state: Tensor, *fields: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    dual = dual_backend(problem.x.device.type)
+    return dual.expected_backward(problem, direction, grad, value, state)
+
+
 def _forward_shapes(*fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
     size = backend(problem.x.device.type).state_bytes(problem) if problem.needs_gradient else 0
@@ -41,26 +58,53 @@ def _forward_shapes(*fields: Any) -> tuple[Tensor, Tensor]:
 
 def _backward_shapes(grad: Tensor, value: Tensor, state: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
+    return _per_pair(problem, problem.x, problem.need_x), _per_pair(problem, problem.y, problem.need_y)
 
-    def per_pair(side: Tensor | None, needed: bool) -> Tensor:
-        if side is None or not needed:
-            return problem.no_gradient()
-        shape = (problem.batch, *side.shape[1:])
-        return side.new_empty(shape, dtype=problem.gradient_dtype(side))
 
-    return per_pair(problem.x, problem.need_x), per_pair(problem.y, problem.need_y)
+def _per_pair(problem: Problem, side: Tensor | None, needed: bool) -> Tensor:
+    if side is None or not needed:
+        return problem.no_gradient()
+    return side.new_empty((problem.batch, *side.shape[1:]), dtype=problem.gradient_dtype(side))
+
+
+def _expected_shapes(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    needed = problem.needs_gradient or direction.need_a or direction.need_b
+    dual = dual_backend(problem.x.device.type)
+    size = dual.expected_state_bytes(problem, direction) if needed else 0
+    dot, value = (problem.x.new_empty(problem.batch, dtype=problem.value_dtype) for _ in range(2))
+    return dot, value, problem.x.new_empty(size, dtype=torch.uint8)
+
+
+def _expected_backward_shapes(
+    grad: Tensor, value: Tensor, state: Tensor, *fields: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    return (
+        _per_pair(problem, problem.x, problem.need_x),
+        _per_pair(problem, problem.y, problem.need_y),
+        _per_pair(problem, direction.a, direction.need_a),
+        _per_pair(problem, direction.b, direction.need_b),
+    )
 
 
 def _register(library: torch.library.Library) -> None:
-    tags = (torch.Tag.pt2_compliant_tag,)
-    library.define(f"forward({_PROBLEM}) -> (Tensor, Tensor)", tags=tags)
-    library.define(
-        f"backward(Tensor grad, Tensor value, Tensor state, {_PROBLEM}) -> (Tensor, Tensor)", tags=tags
-    )
-    library.impl("forward", _forward, "CompositeExplicitAutograd")
-    library.impl("backward", _backward, "CompositeExplicitAutograd")
-    torch.library.register_fake("softdtw_cuda::forward", _forward_shapes, lib=library)
-    torch.library.register_fake("softdtw_cuda::backward", _backward_shapes, lib=library)
+    pair, triple, four = (f"({', '.join(['Tensor'] * count)})" for count in (2, 3, 4))
+    saved = "Tensor grad, Tensor value, Tensor state"
+    for name, schema, kernel, shapes in (
+        ("forward", f"({_PROBLEM}=None) -> {pair}", _forward, _forward_shapes),
+        ("backward", f"({saved}, {_PROBLEM}=None) -> {pair}", _backward, _backward_shapes),
+        ("expected", f"({_PROBLEM}, {_DIRECTION}) -> {triple}", _expected, _expected_shapes),
+        (
+            "expected_backward",
+            f"({saved}, {_PROBLEM}, {_DIRECTION}) -> {four}",
+            _expected_backward,
+            _expected_backward_shapes,
+        ),
+    ):
+        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"softdtw_cuda::{name}", shapes, lib=library)
 
 
 library = operator_library("softdtw_cuda")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._distances import SQUARED_EUCLIDEAN, Metric
+from ._distances import SQUARED_EUCLIDEAN, Metric, Sides
 
 NO_BAND = -1
 
@@ -29,6 +29,9 @@ class Problem(NamedTuple):
         pairs: None, or (B, 2) int32 on the device of x: which series of x and which of y each pair has.
         metric: what the costs of x and y are.
         fused: costs are made inside the kernel, which knows squared Euclidean distances.
+        sides: the series that the values are differentiated by. The value of a series with itself has the
+            same gradient on both sides, so that one of them, in full, is enough; the gradient's own
+            derivatives take both sides all the same.
     """
 
     x: Tensor
@@ -42,6 +45,7 @@ class Problem(NamedTuple):
     pairs: Tensor | None = None
     metric: Metric = SQUARED_EUCLIDEAN
     fused: bool = True
+    sides: Sides = "both"
 
     @property
     def batch(self) -> int:
@@ -101,6 +105,27 @@ class Problem(NamedTuple):
             y_lengths=pick(self.y_lengths, second),
             pairs=None,
         )
+
+
+class Direction(NamedTuple):
+    """A direction Omega on the costs of a problem: their change, or what is summed along the alignment.
+
+    Attributes:
+        kind: "tangents": 2 (x_i - y_j).(a_i - b_j), the change of squared Euclidean costs with the series;
+            "matrix": a itself; "features": the squared Euclidean distances of a and b; "position":
+            (i / N_b - j / M_b)^2 with the lengths of each sample, i and j counted from 1.
+        a: (B or 1, N, D) tangent of x, one per pair, or None for zeros; (B or 1, N, M) matrix; (B or 1, N, F)
+            features.
+        b: (B or 1, M, D) tangent of y or None; (B or 1, M, F) features.
+        need_a, need_b: the gradients of a and b that may be asked for. Tangents have none here: Omega is
+            linear in them, so that theirs are first derivatives of the values.
+    """
+
+    kind: str
+    a: Tensor | None = None
+    b: Tensor | None = None
+    need_a: bool = False
+    need_b: bool = False
 
 
 def value_dtype(dtype: torch.dtype) -> torch.dtype:

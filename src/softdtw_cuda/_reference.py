@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._distances import fill_padding, sqeuclidean, sqeuclidean_gradient
-from ._problem import Problem
+from ._distances import fill_padding, sqeuclidean, sqeuclidean_gradient, sqeuclidean_tangent
+from ._problem import Direction, Problem
 
 
 def softmin(terms: Tensor, gamma: float) -> Tensor:
@@ -95,13 +95,13 @@ def _forbid_outside(
     return cost if mask is None else torch.where(mask, cost, math.inf)
 
 
-def _anti_diagonals(cost: Tensor) -> tuple[Tensor, ...]:
-    """N + M - 1 tensors (B, N): entry i of tensor k is cell (i, k - i), +inf outside the matrix.
+def _anti_diagonals(cost: Tensor, outside: float = math.inf) -> tuple[Tensor, ...]:
+    """N + M - 1 tensors (B, N): entry i of tensor k is cell (i, k - i), `outside` beyond the matrix.
 
     Pads each row to N + M cells and reads the same memory with rows one cell shorter: row i moves right by i.
     """
     batch, n, m = cost.shape
-    padded = F.pad(cost, (0, n), value=math.inf).reshape(batch, n * (n + m))
+    padded = F.pad(cost, (0, n), value=outside).reshape(batch, n * (n + m))
     return padded[:, : n * (n + m - 1)].reshape(batch, n, n + m - 1).unbind(2)
 
 
@@ -187,10 +187,87 @@ def alignment_from_cost(
         weight, after = to_diagonal + to_up + to_left + seed, weight
         next_share, after_share = shares[k], next_share
         weights.append(weight)
-    weights.reverse()
-    row = torch.arange(n, device=cost.device).view(n, 1)
-    column = torch.arange(m, device=cost.device).view(1, m)
-    return torch.stack(weights, 2).gather(2, (row + column).expand(batch, n, m))
+    return _from_anti_diagonals(weights[::-1], m)
+
+
+def _from_anti_diagonals(diagonals: list[Tensor], m: int) -> Tensor:
+    """(B, N, M) out of N + M - 1 tensors (B, N), the inverse of `_anti_diagonals`."""
+    batch, n = diagonals[0].shape
+    row = torch.arange(n, device=diagonals[0].device).view(n, 1)
+    column = torch.arange(m, device=diagonals[0].device).view(1, m)
+    return torch.stack(diagonals, 2).gather(2, (row + column).expand(batch, n, m))
+
+
+def dual_from_cost(
+    cost: Tensor,
+    omega: Tensor,
+    gamma: float,
+    bandwidth: int = -1,
+    x_lengths: Tensor | None = None,
+    y_lengths: Tensor | None = None,
+    rounded_shares: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, omega> (B,), the alignment E and its derivative along `omega`, (B, N, M), by (12) to (15).
+
+    `omega` (B or 1, N, M) is a direction on the costs; what it is in forbidden cells changes nothing.
+    `rounded_shares` rounds the shares of (7) to float32: an error that nobody who stores them so can avoid.
+    """
+    batch, n, m = cost.shape
+    cost = _forbid_outside(cost, bandwidth, x_lengths, y_lengths)
+    omega = torch.where(cost == math.inf, 0.0, omega)
+    previous = before_previous = cost.new_full((batch, n), math.inf)
+    u = v = cost.new_zeros(batch, n)
+    shares: list[Tensor] = []
+    share_slopes: list[Tensor] = []
+    for k, (diagonal_cost, change) in enumerate(
+        zip(_anti_diagonals(cost), _anti_diagonals(omega, outside=0.0), strict=True)
+    ):
+        terms = _predecessors(k, previous, before_previous)
+        reachable = softmin(terms, gamma)
+        unreachable = reachable == math.inf
+        share = torch.exp((reachable - terms) / gamma).masked_fill(unreachable, 0.0)
+        share = share.to(torch.float32).to(share.dtype) if rounded_shares else share
+        before_previous, previous = previous, diagonal_cost + reachable
+
+        # U and V are differences of one field. A cell that no path reaches has any value in it, here its
+        # diagonal neighbour's: its neighbours' differences to each other must go on adding up.
+        diagonal, up, left = share[0].masked_fill(unreachable, 1.0), share[1], share[2]
+        above = F.pad(v[:, :-1], (1, 0))
+        beside = u
+        turn = beside - above
+        slope_up = left * turn - diagonal * above
+        slope_left = -up * turn - diagonal * beside
+        slope_diagonal = up * above + left * beside
+        shares.append(share)
+        share_slopes.append(share * torch.stack((slope_diagonal, slope_up, slope_left)) / gamma)
+        row = torch.arange(n, device=cost.device)
+        u = (change + slope_up).masked_fill((row == 0) | (row > k) | (row <= k - m), 0.0)
+        v = (change + slope_left).masked_fill((row >= k) | (row <= k - m), 0.0)
+
+    rows, columns, _ = _ends(batch, n, m, bandwidth, x_lengths, y_lengths, cost.device)
+    seed_row = torch.arange(n, device=cost.device) == (rows - 1).unsqueeze(1)
+    none = cost.new_zeros(3, batch, n)
+    # What flows out of the last two anti-diagonals: to the diagonal, upper and left neighbours.
+    flow = after_flow = slope_flow = after_slope_flow = none
+    weights: list[Tensor] = []
+    weight_slopes: list[Tensor] = []
+    for k in range(n + m - 2, -1, -1):
+        seed = (seed_row & (rows + columns - 2 == k).unsqueeze(1)).to(cost.dtype)
+        weight = _arriving(flow, after_flow) + seed
+        weight_slope = _arriving(slope_flow, after_slope_flow)
+        after_flow, flow = flow, weight * shares[k]
+        after_slope_flow, slope_flow = slope_flow, weight_slope * shares[k] + weight * share_slopes[k]
+        weights.append(weight)
+        weight_slopes.append(weight_slope)
+    alignment = _from_anti_diagonals(weights[::-1], m)
+    return (alignment * omega).sum((1, 2)), alignment, _from_anti_diagonals(weight_slopes[::-1], m)
+
+
+def _arriving(flow: Tensor, after_flow: Tensor) -> Tensor:
+    """(B, N) sums of what the flows (3, B, N) of the next two anti-diagonals bring to each cell."""
+    from_diagonal = F.pad(after_flow[0][:, 1:], (0, 1))
+    from_below = F.pad(flow[1][:, 1:], (0, 1))
+    return from_diagonal + from_below + flow[2]
 
 
 # The Backend protocol, for devices without a kernel. Nothing is saved: the backward walks the matrix again.
@@ -231,16 +308,20 @@ def state_bytes(problem: Problem) -> int:
     return 0
 
 
-def _cost_gradient(problem: Problem, cost: Tensor, grad: Tensor, value: Tensor) -> Tensor:
-    """grad_b E_b, zero in the padding and for infinite values."""
-    alignment = alignment_from_cost(cost, *_options(problem))
-    inside = valid_cells(problem.n, problem.m, -1, problem.x_lengths, problem.y_lengths, cost.device)
-    gradient = alignment * grad.view(-1, 1, 1)
+def _settled(problem: Problem, table: Tensor, grad: Tensor, value: Tensor) -> Tensor:
+    """grad_b times the table (B, N, M), zero in the padding and for infinite values."""
+    inside = valid_cells(problem.n, problem.m, -1, problem.x_lengths, problem.y_lengths, table.device)
+    gradient = table * grad.view(-1, 1, 1)
     # The sweep carries a NaN only as far as it met one; the whole sample's gradient is unknown.
     gradient = gradient.masked_fill(value.isnan().view(-1, 1, 1), math.nan)
     if inside is not None:
         gradient = gradient.masked_fill(~inside, 0.0)
     return gradient.masked_fill((value == math.inf).view(-1, 1, 1), 0.0)
+
+
+def _series_gradients(gradient: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and y, one per pair, for that of their squared Euclidean distances."""
+    return sqeuclidean_gradient(gradient, x, y), sqeuclidean_gradient(gradient.transpose(1, 2), y, x)
 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +331,8 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     problem = problem.gathered()
     with torch.no_grad():
         cost, x, y = _costs(problem)
-        gradient = _cost_gradient(problem, cost, grad, value)
+        alignment = alignment_from_cost(cost, *_options(problem))
+        gradient = _settled(problem, alignment, grad, value)
         if x is None or y is None or problem.y is None:
             return gradient.to(x_dtype), problem.no_gradient()
         grad_x = grad_y = problem.no_gradient()
@@ -260,3 +342,97 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
             by_column = gradient.transpose(1, 2)
             grad_y = sqeuclidean_gradient(by_column, y, x).to(y_dtype)
     return grad_x, grad_y
+
+
+# Second order. E and its derivative are tables here; only their contractions leave.
+
+
+def _sides(
+    problem: Problem, direction: Direction, x: Tensor | None, y: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """a and b of the direction, wide, with finite numbers in the padding; zeros for None."""
+    sides = []
+    for side, series, lengths in (
+        (direction.a, x, problem.x_lengths),
+        (direction.b, y, problem.y_lengths),
+    ):
+        if side is None:
+            assert series is not None
+            sides.append(torch.zeros_like(series))
+        else:
+            sides.append(_widen(side) if lengths is None else fill_padding(_widen(side), lengths))
+    return sides[0], sides[1]
+
+
+def _omega(problem: Problem, direction: Direction, x: Tensor | None, y: Tensor | None) -> Tensor:
+    """The direction, wide, (B or 1, N, M); x and y are the wide series of the problem."""
+    if direction.kind == "matrix":
+        assert direction.a is not None
+        return _widen(direction.a)
+    if direction.kind == "position":
+        row, column = (
+            torch.arange(1, size + 1, device=problem.x.device).view(shape)
+            for size, shape in ((problem.n, (1, -1, 1)), (problem.m, (1, 1, -1)))
+        )
+        rows, columns, _ = _ends(
+            problem.batch, problem.n, problem.m, -1, problem.x_lengths, problem.y_lengths, problem.x.device
+        )
+        return (_widen(row) / rows.view(-1, 1, 1) - _widen(column) / columns.view(-1, 1, 1)).square()
+    a, b = _sides(problem, direction, x, y)
+    if direction.kind == "features":
+        return sqeuclidean(a, b)
+    assert x is not None
+    assert y is not None
+    return sqeuclidean_tangent(x, y, a, b)
+
+
+def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega> and values (B,), and an empty state."""
+    problem = problem.gathered()
+    with torch.no_grad():
+        cost, x, y = _costs(problem)
+        value = softdtw_from_cost(cost, *_options(problem))
+        dot, _, _ = dual_from_cost(cost, _omega(problem, direction, x, y), *_options(problem))
+    dot = dot.masked_fill(value.isnan(), math.nan).masked_fill(value == math.inf, 0.0)
+    dtype = problem.value_dtype
+    return dot.to(dtype), value.to(dtype), problem.x.new_empty(0, dtype=torch.uint8)
+
+
+def expected_state_bytes(problem: Problem, direction: Direction) -> int:
+    """Nothing is saved."""
+    return 0
+
+
+def expected_backward(
+    problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients, one per pair."""
+    asked, problem = problem, problem.gathered()
+    with torch.no_grad():
+        cost, x, y = _costs(problem)
+        _, *tables = dual_from_cost(cost, _omega(problem, direction, x, y), *_options(problem))
+        alignment, slope = (_settled(problem, table, grad, value) for table in tables)
+        grad_x = grad_y = grad_a = grad_b = alignment
+        if x is None or y is None or problem.y is None:
+            grad_x = slope
+        else:
+            grad_x, grad_y = _series_gradients(slope, x, y)
+        if direction.kind == "matrix":
+            grad_a = alignment
+        elif direction.kind == "features":
+            grad_a, grad_b = _series_gradients(alignment, *_sides(problem, direction, x, y))
+        elif direction.kind == "tangents":  # Omega changes with the series as well
+            more_x, more_y = _series_gradients(alignment, *_sides(problem, direction, x, y))
+            grad_x, grad_y = grad_x + more_x, grad_y + more_y
+
+    def given(gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
+        if side is None or not needed:
+            return asked.no_gradient()
+        return gradient.to(asked.gradient_dtype(side))
+
+    return (
+        given(grad_x, asked.x, asked.need_x),
+        given(grad_y, asked.y, asked.need_y),
+        given(grad_a, direction.a, direction.need_a),
+        given(grad_b, direction.b, direction.need_b),
+    )

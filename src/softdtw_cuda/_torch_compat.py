@@ -6,7 +6,9 @@ correct, though slower; tests/test_torch_compat.py takes every name away and run
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +26,44 @@ def _private(path: str, substitute: Callable[..., Any]) -> Callable[..., Any]:
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
 """Whether torch.func.grad, vmap and the like are active. There is no public way to ask. Without it every
 tensor goes through the dispatcher, which finds out."""
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode AD is open, so that a tensor may have a tangent. There is no public way
+    to ask. Without it every gradient is recorded, as if one were."""
+    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+def _no_nested_forward_mode(enabled: bool) -> contextlib.AbstractContextManager[None]:
+    raise RuntimeError(
+        "softdtw_cuda: this version of torch does not say how to nest forward-mode derivatives; take "
+        "torch.func.hessian or nested torch.func.grad for second derivatives."
+    )
+
+
+_set_forward_mode: Callable[[bool], contextlib.AbstractContextManager[None]] = _private(
+    "autograd.forward_ad._set_fwd_grad_enabled", _no_nested_forward_mode
+)
+"""Turns forward mode on or off. torch turns it off around a Function's jvp, and with it the outer levels of
+nested transforms, whose tangents would be lost without a word. There is no public way to turn it on."""
+
+
+def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
+    """For the body of a Function's jvp: outer transforms go on to see its operations. Without the private
+    name nested forward mode raises."""
+    return _set_forward_mode(True) if in_transform() else contextlib.nullcontext()
+
+
+def saved_primals(ctx: Any) -> list[Any]:
+    """The tensors that a Function's jvp has saved, without the tangents that it is about to use."""
+    unpack: Any = torch.autograd.forward_ad.unpack_dual
+    return [None if tensor is None else unpack(tensor).primal for tensor in ctx.saved_tensors]
+
+
+def is_differentiated() -> bool:
+    """Whether what a backward computes may itself be differentiated."""
+    return torch.is_grad_enabled() or in_transform() or in_forward_mode()
+
 
 _dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
 """How many dispatch modes (fake tensors, tracing, counters) want to see operators. Without it they always
@@ -47,12 +87,75 @@ _is_wrapped: Callable[[Tensor], bool] = _private(
 """Whether a transform has wrapped a tensor, so that a mapped dimension may be hidden. Without it every tensor
 inside a transform is taken for one."""
 
+
+def _substitute_cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Tensor:
+    batch = grad.shape[0]
+    with torch.enable_grad():
+        x = x.detach().expand(batch, -1, -1).requires_grad_()
+        mode = "donot_use_mm_for_euclid_dist"
+        again = torch.cdist(x, y.detach().expand(batch, -1, -1), p, mode)
+    return torch.autograd.grad(again, x, grad)[0]
+
+
+def _operator_cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, p: float, distance: Tensor) -> Tensor:
+    result: Tensor = torch.ops.aten._cdist_backward(grad.contiguous(), x, y, p, distance.contiguous())
+    return result
+
+
+cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = (
+    _operator_cdist_gradient if hasattr(torch.ops.aten, "_cdist_backward") else _substitute_cdist_gradient
+)
+"""The gradient of torch.cdist(x, y, p) wrt x, one per pair, for that of the distances; cannot be
+differentiated. torch has it as an operator only. Without it torch.cdist is computed again."""
+
 is_grad_batch: Callable[[Tensor], bool] = _private(
     "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
 )
 """Whether a gradient is a batch of them, by is_grads_batched or jacobian(vectorize=True), which hide the
 mapped dimension in a way of their own. Without it every gradient is taken for a batch, which costs a
 multiplication."""
+
+_is_mapped_grad: Callable[[Any], bool] = _private(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: False
+)
+"""The same, for second derivatives. Without it torch raises that it lacks a batching rule."""
+
+
+def holds_mapped_grad(*arguments: Any) -> bool:
+    """Whether a tensor among the arguments is a batch of gradients."""
+    return any(isinstance(each, Tensor) and _is_mapped_grad(each) for each in arguments)
+
+
+def map_over_grads(function: Any, *arguments: Any) -> Any:
+    """`function.apply(*arguments)` where some are batches of gradients, by the Function's vmap."""
+    nesting = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    level = nesting - 1
+    dims = tuple(0 if holds_mapped_grad(argument) else None for argument in arguments)
+    whole = [
+        argument if dim is None else torch._remove_batch_dim(argument, level, 1, 0)
+        for argument, dim in zip(arguments, dims, strict=True)
+    ]
+    size = next(argument.shape[0] for argument, dim in zip(whole, dims, strict=True) if dim is not None)
+    results, out_dims = function.vmap(SimpleNamespace(batch_size=size), dims, *whole)
+    return tuple(
+        result if dim is None else torch._add_batch_dim(result, dim, level)
+        for result, dim in zip(results, out_dims, strict=True)
+    )
+
+
+_will_execute: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
+"""Whether the backward under way goes on to a node. Without it every gradient that could be asked for is."""
+
+
+def asked_gradients(ctx: Any, tensors: list[bool]) -> list[bool]:
+    """Which of a Function's arguments the backward under way asks a gradient of; `tensors` are tensors."""
+    if in_transform() or not hasattr(ctx, "next_functions"):
+        return list(ctx.needs_input_grad)
+    nodes = iter(ctx.next_functions)
+    edges = [next(nodes)[0] if is_tensor else None for is_tensor in tensors]
+    return [node is not None and _will_execute(node) for node in edges]
+
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ._backends import kernel_missing
 from ._distances import FLOATS, METRICS, DistanceFunction, Metric, name_of
-from ._problem import NO_BAND, Problem
+from ._problem import NO_BAND, Direction, Problem
 from ._torch_compat import can_be_read
 
 Lengths = Tensor | Sequence[int] | int
@@ -649,6 +649,67 @@ def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) 
             f"fused=True is not possible here: {kernel_missing}; pass fused=None or fused=False."
         )
     return True
+
+
+Omega = str | Tensor | tuple[Tensor, Tensor]
+"""What is summed along an alignment: "position", a matrix, or features whose squared distances it is."""
+
+
+def check_omega(omega: Omega, problem: Problem, batched: bool) -> Direction:
+    """The direction that `omega` names or holds, for the pairs of a problem."""
+    batch, n, m = problem.batch, problem.n, problem.m
+    if isinstance(omega, str):
+        if omega != "position":
+            raise ValueError(
+                f"omega is {omega!r}, expected 'position', a tensor (N, M) or (B, N, M), or a pair of "
+                "feature tensors."
+            )
+        return Direction("position")
+    if isinstance(omega, Tensor):
+        matrix = _with_batch_axis("omega", omega, batch, batched, problem.x.device)
+        if tuple(matrix.shape[1:]) != (n, m):
+            raise ValueError(
+                f"omega has shape {tuple(omega.shape)}, expected ({n}, {m}), one number for each pair of "
+                f"time steps, or ({batch}, {n}, {m})."
+            )
+        return Direction("matrix", matrix)
+    if not isinstance(omega, (tuple, list)) or len(omega) != 2:
+        raise TypeError(
+            f"omega must be 'position', a tensor, or a pair of feature tensors, got {type(omega).__name__}; "
+            "pass for example omega=(features_of_x, features_of_y)."
+        )
+    first, second = (
+        _with_batch_axis(f"omega[{k}]", side, batch, batched, problem.x.device)
+        for k, side in enumerate(omega)
+    )
+    if first.dtype != second.dtype or first.shape[2] != second.shape[2]:
+        raise ValueError(
+            f"omega[0] has dtype {first.dtype} and {first.shape[2]} features, omega[1] {second.dtype} and "
+            f"{second.shape[2]}, expected the same of both."
+        )
+    for k, side, size, name in ((0, first, n, "x"), (1, second, m, "y")):
+        if side.shape[1] != size:
+            raise ValueError(
+                f"omega[{k}] has {side.shape[1]} time steps, expected {size}, as {name} has; pass features "
+                f"of shape ({batch}, {size}, features)."
+            )
+    return Direction("features", first, second)
+
+
+def _with_batch_axis(name: str, tensor: object, batch: int, batched: bool, device: torch.device) -> Tensor:
+    """A float tensor of three dimensions, the first of which is 1 or the batch size."""
+    _check_float_tensor(name, tensor)
+    assert isinstance(tensor, Tensor)
+    if tensor.device != device:
+        raise ValueError(
+            f"{name} is on {tensor.device}, expected {device}, where x and y are; move it with "
+            f"{name}.to({str(device)!r})."
+        )
+    whole = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor
+    if whole.dim() != 3 or whole.shape[0] not in ((1, batch) if batched else (1,)):
+        expected = f"2 dimensions, or 3 with batch size {batch}" if batched else "2 dimensions"
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {expected}.")
+    return whole
 
 
 # What other libraries call an argument, or where they put it.

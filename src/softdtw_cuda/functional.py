@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from . import _autograd
 from ._distances import DistanceFunction
-from ._problem import Problem
-from ._validation import Lengths, check_cost, check_flag, check_series, explains_arguments
+from ._problem import Direction, Problem
+from ._torch_compat import in_forward_mode
+from ._validation import (
+    Lengths,
+    Omega,
+    check_cost,
+    check_flag,
+    check_omega,
+    check_series,
+    explains_arguments,
+)
+
+DivergenceKind = Literal["soft", "sharp", "mean_cost"]
 
 
 @explains_arguments
@@ -48,7 +63,8 @@ def softdtw(
 
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
-        RuntimeError: fused=True where there is no kernel; differentiating a gradient.
+        RuntimeError: fused=True where there is no kernel; a third derivative. Second derivatives
+            (create_graph=True, torch.func.hessian) and forward mode work.
 
     Under torch.autocast the loss computes in the types above all the same. Where autocast left x and y in
     different types, both are taken in float32.
@@ -67,6 +83,7 @@ def softdtw_divergence(
     x: Tensor,
     y: Tensor,
     *,
+    kind: DivergenceKind = "soft",
     gamma: float = 1.0,
     bandwidth: int | None = None,
     dist: str | DistanceFunction = "sqeuclidean",
@@ -74,28 +91,170 @@ def softdtw_divergence(
     x_lengths: Lengths | None = None,
     y_lengths: Lengths | None = None,
 ) -> Tensor:
-    """Soft-DTW divergence: sdtw(x, y) - (sdtw(x, x) + sdtw(y, y)) / 2.
+    """Divergence of two series: s(x, y) - (s(x, x) + s(y, y)) / 2, for one of three functions s.
 
-    Zero for x = y, with a zero gradient there, and never meaningfully below zero for "sqeuclidean", where
-    plain Soft-DTW can be negative. Works for N != M and with lengths. Arguments, shapes and errors as
-    :func:`softdtw`.
+    Zero for x = y, and never meaningfully below zero for "sqeuclidean", where plain Soft-DTW can be negative.
+    Works for N != M and with lengths. The kinds are those of Blondel, Mensch and Vert, "Differentiable
+    divergences between time series" (AISTATS 2021).
+
+    Args:
+        kind: "soft": s is Soft-DTW, and the gradient at x = y exactly zero. "sharp": s is
+            :func:`softdtw_sharp`, the expected cost of the alignment without its entropy. "mean_cost": s is
+            the mean cost over all warping paths, the limit of the others for large gamma, which it ignores.
+        x, y, gamma, bandwidth, dist, fused, x_lengths, y_lengths: as in :func:`softdtw`.
+
+    Returns:
+        (B,) values, 0-dim for unbatched input. "soft" can be differentiated twice, the others once.
+
+    Raises:
+        TypeError, ValueError: as :func:`softdtw`, and for an unknown kind.
+        RuntimeError: as :func:`softdtw`.
 
     Examples:
         >>> x, y = torch.randn(8, 50, 3), torch.randn(8, 60, 3)
         >>> softdtw_divergence(x, y, gamma=0.1).shape
         torch.Size([8])
+        >>> softdtw_divergence(x, y, kind="sharp", gamma=0.1).shape
+        torch.Size([8])
     """
-    return softdtw(
-        x,
-        y,
-        gamma=gamma,
-        bandwidth=bandwidth,
-        normalize=True,
-        dist=dist,
-        fused=fused,
-        x_lengths=x_lengths,
-        y_lengths=y_lengths,
-    )
+    if kind not in ("soft", "sharp", "mean_cost"):
+        raise ValueError(f"kind is {kind!r}, expected 'soft', 'sharp' or 'mean_cost'.")
+    problem, batched = check_series(x, y, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
+    if kind == "soft":
+        value = divergence(problem)
+    else:
+        function = _sharp if kind == "sharp" else _mean_cost
+        selves = [0.5 * function(_with_itself(problem, first)) for first in (True, False)]
+        value = function(problem) - selves[0] - selves[1]
+    return value if batched else value[0]
+
+
+@explains_arguments
+def softdtw_expected_cost(
+    x: Tensor,
+    y: Tensor,
+    *,
+    omega: Omega = "position",
+    gamma: float = 1.0,
+    bandwidth: int | None = None,
+    dist: str | DistanceFunction = "sqeuclidean",
+    x_lengths: Lengths | None = None,
+    y_lengths: Lengths | None = None,
+) -> Tensor:
+    """Expected cost of the soft alignment under a second cost: sum_ij E_ij omega_ij.
+
+    E is what :func:`softdtw_alignment` returns for x and y; here neither E nor omega has to be formed. It is
+    the expectation, over warping paths drawn from Soft-DTW's distribution, of the sum of omega along the
+    path: how far an alignment is from the diagonal, how well a second set of features agrees, any prior on
+    alignments.
+
+    Args:
+        omega: "position" for (i / N - j / M)^2 with the true lengths of each sample, i and j counted from 1;
+            a tensor (N, M) or (B, N, M); or a pair of feature tensors (B or 1, N, F) and (B or 1, M, F),
+            whose squared distances it is.
+        x, y, gamma, bandwidth, dist, x_lengths, y_lengths: as in :func:`softdtw`. What omega holds in the
+            padding and outside the band changes nothing.
+
+    Returns:
+        (B,) values, 0-dim for unbatched input, differentiable once in x, y and the tensors of omega. Zero for
+        a sample that no path of finite cost goes through.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came, what was expected and how to fix it.
+        RuntimeError: differentiating a gradient, which would be a third derivative of Soft-DTW.
+
+    Costs a few times the time of :func:`softdtw` with its gradient; where a device has no second-order
+    kernels, N x M tables of float64 numbers besides (see the docs page on second order).
+
+    Example:
+        >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
+        >>> softdtw_expected_cost(x, y, gamma=0.1).mean().backward()
+    """
+    problem, batched = check_series(x, y, gamma, bandwidth, dist, None, x_lengths, y_lengths)
+    direction = check_omega(omega, problem, batched)
+    value, _ = _autograd.expected(_autograd.with_source(problem), direction)
+    return value if batched else value[0]
+
+
+@explains_arguments
+def softdtw_sharp(
+    x: Tensor,
+    y: Tensor,
+    *,
+    gamma: float = 1.0,
+    bandwidth: int | None = None,
+    dist: str | DistanceFunction = "sqeuclidean",
+    x_lengths: Lengths | None = None,
+    y_lengths: Lengths | None = None,
+) -> Tensor:
+    """Sharp Soft-DTW: the expected cost sum_ij E_ij d_ij of the soft alignment, without its entropy.
+
+    softdtw = softdtw_sharp - gamma * softdtw_entropy. It lies between DTW, its limit for small gamma, and the
+    mean cost over all paths, its limit for large gamma, and is never negative for distances.
+
+    Args:
+        x, y, gamma, bandwidth, dist, x_lengths, y_lengths: as in :func:`softdtw`.
+
+    Returns:
+        (B,) values, 0-dim for unbatched input, differentiable once; +inf where no path has a finite cost.
+
+    Raises:
+        TypeError, ValueError: as :func:`softdtw`.
+        RuntimeError: differentiating a gradient.
+
+    Time and memory as :func:`softdtw_expected_cost`.
+
+    Example:
+        >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
+        >>> softdtw_sharp(x, y, gamma=0.1).mean().backward()
+    """
+    problem, batched = check_series(x, y, gamma, bandwidth, dist, None, x_lengths, y_lengths)
+    value = _sharp(problem)
+    return value if batched else value[0]
+
+
+@explains_arguments
+def softdtw_entropy(
+    x: Tensor,
+    y: Tensor,
+    *,
+    gamma: float = 1.0,
+    bandwidth: int | None = None,
+    dist: str | DistanceFunction = "sqeuclidean",
+    x_lengths: Lengths | None = None,
+    y_lengths: Lengths | None = None,
+) -> Tensor:
+    """Entropy, in nats, of Soft-DTW's distribution over warping paths.
+
+    Near zero where one path stands out, the logarithm of the number of paths where all weigh the same. A
+    regulariser, and a measure of how much a gamma blurs.
+
+    It is (softdtw_sharp - softdtw) / gamma, a small difference of large numbers where gamma is small, so it
+    is computed in float64 whatever the type of x and y.
+
+    Args:
+        x, y, gamma, bandwidth, dist, x_lengths, y_lengths: as in :func:`softdtw`.
+
+    Returns:
+        (B,) values, 0-dim for unbatched input: float64 for float64 input, otherwise float32; differentiable
+        once. NaN where no path has a finite cost.
+
+    Raises:
+        TypeError, ValueError: as :func:`softdtw`.
+        RuntimeError: differentiating a gradient.
+
+    Example:
+        >>> x, y = torch.randn(8, 50, 3), torch.randn(8, 60, 3)
+        >>> (softdtw_entropy(x, y, gamma=10.0) > softdtw_entropy(x, y, gamma=0.1)).all()
+        tensor(True)
+    """
+    problem, batched = check_series(x, y, gamma, bandwidth, dist, None, x_lengths, y_lengths)
+    assert problem.y is not None
+    wide = problem._replace(x=problem.x.double(), y=problem.y.double())
+    value = _autograd.values(wide)
+    entropy = (_sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / gamma
+    entropy = entropy.to(problem.value_dtype)
+    return entropy if batched else entropy[0]
 
 
 @explains_arguments
@@ -153,7 +312,8 @@ def softdtw_alignment(
         gamma, bandwidth, dist, x_lengths, y_lengths: as in :func:`softdtw`.
 
     Returns:
-        (B, N, M), or (N, M) for unbatched input. The result cannot be differentiated yet; doing so raises.
+        (B, N, M), or (N, M) for unbatched input, differentiable once. For sums over E without forming it see
+        :func:`softdtw_expected_cost`.
 
     Raises:
         TypeError, ValueError: as :func:`softdtw`, and where neither or both of (x, y) and cost are given.
@@ -183,18 +343,55 @@ def divergence(problem: Problem) -> Tensor:
     return _autograd.values(problem) - half_self(problem, first=True) - half_self(problem, first=False)
 
 
-def half_self(problem: Problem, first: bool) -> Tensor:
-    """sdtw(x, x) / 2 for each series x of the problem's `first` or second side."""
+def dilate_terms(problem: Problem) -> tuple[Tensor, Tensor]:
+    """(B,) shape and time terms of DILATE: Soft-DTW, and sum_ij E_ij (i - j)^2 / (N M) with true lengths."""
+    assert problem.y is not None
+    problem = _autograd.with_source(problem)
+    # Whole numbers, which every type holds exactly; the quotient comes last.
+    rows, columns = (
+        torch.arange(1, size + 1, dtype=problem.value_dtype, device=problem.x.device).view(1, size, 1)
+        for size in (problem.n, problem.m)
+    )
+    squares, _ = _autograd.expected(problem, Direction("features", rows, columns))
+    n: Tensor | int = problem.n if problem.x_lengths is None else problem.x_lengths.long()
+    m: Tensor | int = problem.m if problem.y_lengths is None else problem.y_lengths.long()
+    return _autograd.values(problem), squares / (n * m)
+
+
+def _sharp(problem: Problem) -> Tensor:
+    """(B,) expected costs <E, C> under the costs themselves."""
+    problem = _autograd.with_source(problem)
+    kind = "matrix" if problem.y is None else "features"
+    value, soft = _autograd.expected(problem, Direction(kind, problem.x, problem.y))
+    return torch.where(soft == math.inf, soft, value)
+
+
+def _mean_cost(problem: Problem) -> Tensor:
+    """(B,) mean costs of all paths: costs of zero make every path weigh the same."""
+    problem = _autograd.with_source(problem)
+    nothing = problem.x.new_zeros(problem.batch, max(problem.n, problem.m), 1)
+    uniform = problem._replace(x=nothing[:, : problem.n], y=nothing[:, : problem.m], gamma=1.0)
+    kind = "matrix" if problem.y is None else "features"
+    return _autograd.expected(uniform, Direction(kind, problem.x, problem.y))[0]
+
+
+def _with_itself(problem: Problem, first: bool) -> Problem:
+    """The problem of each series of the `first` or second side with itself."""
     assert problem.y is not None
     series, lengths = (problem.x, problem.x_lengths) if first else (problem.y, problem.y_lengths)
     if lengths is not None and lengths.shape[0] != series.shape[0]:
         series = series.expand(lengths.shape[0], -1, -1)
-    problem = problem._replace(x=series, y=series, x_lengths=lengths, y_lengths=lengths)
-    if not problem.metric.is_named:
+    return problem._replace(x=series, y=series, x_lengths=lengths, y_lengths=lengths)
+
+
+def half_self(problem: Problem, first: bool) -> Tensor:
+    """sdtw(x, x) / 2 for each series x of the problem's `first` or second side."""
+    problem = _with_itself(problem, first)
+    # In forward mode a tangent has both sides.
+    if not problem.metric.is_named or in_forward_mode():
         return 0.5 * _autograd.values(problem)
     # The named distances are symmetric, so both sides of sdtw(x, x) have the same gradient: take one of them
     # in full instead of half of each. It is half the work, and makes the gradient of the divergence exactly
     # zero at x = y, since sdtw(x, y) is differentiated on that side by the same arithmetic.
-    detached = series.detach()
-    value = _autograd.values(problem._replace(y=detached) if first else problem._replace(x=detached))
-    return value - 0.5 * value.detach()
+    value = _autograd.values(problem._replace(sides="x" if first else "y"))
+    return value - 0.5 * value.detach() if problem.fused else 0.5 * value

@@ -1,4 +1,4 @@
-"""The loss as a module."""
+"""The losses as modules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from ._validation import (
     check_fused,
     check_gamma,
     check_metric,
+    check_real,
+    check_series,
     explains_arguments,
 )
-from .functional import softdtw
+from .functional import dilate_terms, softdtw
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -24,6 +26,12 @@ Reduction = Literal["none", "mean", "sum"]
 def _check_reduction(reduction: object) -> None:
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}, expected 'none', 'mean' or 'sum'.")
+
+
+def _reduce(value: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return value
+    return value.mean() if reduction == "mean" else value.sum()
 
 
 class SoftDTW(nn.Module):
@@ -87,9 +95,7 @@ class SoftDTW(nn.Module):
             x_lengths=x_lengths,
             y_lengths=y_lengths,
         )
-        if self.reduction == "none":
-            return value
-        return value.mean() if self.reduction == "mean" else value.sum()
+        return _reduce(value, self.reduction)
 
     def extra_repr(self) -> str:
         dist = self.dist if isinstance(self.dist, str) else name_of(self.dist)
@@ -103,3 +109,55 @@ class SoftDTW(nn.Module):
             options.append(f"fused={self.fused}")
         options.append(f"reduction={self.reduction!r}")
         return ", ".join(options)
+
+
+class DilateLoss(nn.Module):
+    """DILATE, a forecasting loss on shape and timing: alpha * shape + (1 - alpha) * time.
+
+    shape is Soft-DTW under the squared Euclidean distance, time the expected distance of the soft alignment E
+    from the diagonal, sum_ij E_ij (i - j)^2 / (N M), as in Le Guen and Thome, "Shape and time distortion loss
+    for training deep time series forecasting models" (NeurIPS 2019). N may differ from M, and series may be
+    padded: N and M are then the true lengths of each sample.
+
+    The authors' code returns the same loss, but the gradient of a sum over the batch where the loss is a
+    mean: for a batch of B series its gradients are B times as large. Compare with its
+    learning rate divided by B.
+
+    Args:
+        alpha: weight of the shape, from 0 to 1.
+        gamma: temperature of the alignment, greater than 0.
+        reduction: "mean" and "sum" return a scalar, "none" (B,) values.
+
+    Raises:
+        TypeError, ValueError: for options that no call could accept, already when the module is made.
+        RuntimeError: differentiating a gradient, which would be a third derivative of Soft-DTW.
+
+    Example:
+        >>> loss_fn = DilateLoss(alpha=0.5, gamma=0.01)
+        >>> loss_fn(torch.randn(8, 20, 1, requires_grad=True), torch.randn(8, 20, 1)).backward()
+    """
+
+    @explains_arguments
+    def __init__(self, alpha: float = 0.5, gamma: float = 0.01, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        self.alpha = check_real("alpha", alpha, positive=False)
+        if self.alpha > 1:
+            raise ValueError(
+                f"alpha must be a number from 0 to 1, got {alpha}; 1 is Soft-DTW, 0 the time alone."
+            )
+        _check_reduction(reduction)
+        self.gamma = check_gamma(gamma)
+        self.reduction = reduction
+
+    def forward(
+        self, x: Tensor, y: Tensor, x_lengths: Lengths | None = None, y_lengths: Lengths | None = None
+    ) -> Tensor:
+        """Loss of the forecasts x (B, N, D) against y (B, M, D), with optional true lengths."""
+        _check_reduction(self.reduction)
+        problem, batched = check_series(x, y, self.gamma, None, "sqeuclidean", None, x_lengths, y_lengths)
+        shape, time = dilate_terms(problem)
+        value = self.alpha * shape + (1 - self.alpha) * time
+        return _reduce(value if batched else value[0], self.reduction)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:g}, gamma={self.gamma:g}, reduction={self.reduction!r}"
