@@ -877,7 +877,7 @@ def test_any_gamma_and_any_size_of_costs(compute: Compute, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [Case(2, 100, 90, 64), Case(2, 100, 90, 130)], ids=str)
-def test_a_spike_that_the_frame_did_not_see(compute: Compute, case: Case) -> None:
+def test_a_spike_that_the_normalization_did_not_see(compute: Compute, case: Case) -> None:
     """Planes of 16 bits are scaled by a sample of y; one row far outside must not be taken for near."""
     given = inputs_of(case)
     assert given.y is not None

@@ -19,7 +19,7 @@ struct alignas(16) BackwardShared {
   GradShared grads;
   StoredState top[32];
   float passed_in[32], passed_out[32];
-  // What one role tells the others, written in a slot and read in the next: two of each, by turns.
+  // What one role leaves for the others, written in a slot and read in the next: two of each, alternating.
   i32 more[2];          // by place_of_slot: whether another slot follows
   i32 below_end[2];     // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 active_tile[2];   // by the sweep's chunk: the last tile with weight, NOWHERE while there is none
