@@ -7,6 +7,8 @@
 //   SPILLS_EASILY                       sm_100 and later                 the compiler keeps so much in registers there that
 //                                                                        it spills where for older cards it does not
 //   KEEP_X                              tensor, DIMS <= 64               x of the strip in registers, as fragments
+//   FETCHES_X_EARLY                     tensor, DIMS <= 64               registers hold x while the rows are measured; not those
+//                                                                        of float16 that is read element by element
 //   PREFETCHES_Y                        tensor                           gX has registers for y of the next tile or slice
 //   COST_ADDRESSES_RECOMPUTED           tensor, as below                 helpers compute addresses for every tile instead of
 //                                                                        keeping them in registers that then spill. It takes
@@ -51,6 +53,7 @@
 #ifdef SLICED  // tiled kernels
 #define IS_TENSOR (MODE == TENSOR)
 #define KEEP_X (DIMS <= 64 && !SLICED)
+#define FETCHES_X_EARLY (DIMS <= 64 && !(DIMS == 64 && INPUT == FLOAT16 && FIT == ANY_ROWS))
 #define PREFETCHES_Y (SLICED || DIMS * (INPUT == FLOAT32 ? 2 : 1) <= 64)
 #define COST_ADDRESSES_RECOMPUTED \
   (IS_TENSOR && (SLICED || (INPUT == FLOAT32 && (DIMS > 64 || (DIMS == 64 && BANDED && FIT < WHOLE_SLICES)))))
