@@ -28,6 +28,7 @@ from ._problem import Direction, Problem
 from ._torch_compat import (
     asked_gradients,
     holds_mapped_grad,
+    holds_wrapped,
     in_forward_mode,
     in_transform,
     is_differentiated,
@@ -378,8 +379,13 @@ def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tens
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
-    """torch leaves `Function.apply` without annotations."""
-    return function.apply(*arguments)
+    """`function.apply`; outside of transforms without what it does for them.
+
+    It looks up the signature of `forward` at every call, which takes longer than small problems do.
+    """
+    if in_transform() or holds_wrapped(*arguments):
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)
 
 
 class _Value(torch.autograd.Function):

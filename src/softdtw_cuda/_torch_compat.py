@@ -166,6 +166,11 @@ def asked_gradients(ctx: Any, tensors: list[bool]) -> list[bool]:
     return [node is not None and _will_execute(node) for node in edges]
 
 
+def holds_wrapped(*arguments: Any) -> bool:
+    """Whether a transform has wrapped a tensor among the arguments, be it one that has ended."""
+    return any(isinstance(each, Tensor) and _is_wrapped(each) for each in arguments)
+
+
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
