@@ -12,6 +12,7 @@ SPEED, HOST, ACCURACY = "speed", "host", "accuracy"
 
 SUITES = {
     "targets": "the sizes the GPU kernels were designed for, float32 and bfloat16, and host time per call",
+    "throughput": "many pairs, by length and number of features, forward and forward + backward",
     "paper": "Tables 1 and 2 of the paper: peak memory and wall-clock over B and L",
     "lengths": "the paper's figure: memory and time against L",
     "dimensions": "the paper's figure: memory and time against D",
@@ -126,12 +127,24 @@ TARGETS = {
 of float32 may take on an H200, and what was aimed at."""
 HOST_TARGET_MS = 0.15
 
+THROUGHPUT_BATCH = {64: 65536, 128: 16384, 512: 2048, 1024: 512}
+"""How many pairs of each length fill a GPU."""
+THROUGHPUT_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def _throughput(batch_of: dict[int, int], dims: tuple[int, ...]) -> Iterator[Case]:
+    for (length, batch), d in itertools.product(batch_of.items(), dims):
+        for mode in (FORWARD, FORWARD_BACKWARD):
+            yield _square("throughput", batch, length, d, mode=mode, ours_only=True)
+
 
 def _gpu(suite: str) -> Iterator[Case]:
     if suite == "targets":
         for (batch, length, d), dtype in itertools.product(TARGETS, ("float32", "bfloat16")):
             yield _square(suite, batch, length, d, dtype=dtype, ours_only=True)
         yield _host(suite)
+    elif suite == "throughput":
+        yield from _throughput(THROUGHPUT_BATCH, THROUGHPUT_DIMS)
     elif suite == "paper":
         for batch, length in itertools.product((16, 32), (128, 512, 1024, 2048)):
             yield _square(suite, batch, length, 64)
@@ -168,6 +181,8 @@ def _cpu(suite: str) -> Iterator[Case]:
             yield _square(suite, batch, length, d, ours_only=True)
         yield _square(suite, 32, 512, 64, dtype="bfloat16", ours_only=True)
         yield _host(suite)
+    elif suite == "throughput":
+        yield from _throughput({128: 512}, (1, 3, 8, 64))
     elif suite == "paper":
         for batch, length in itertools.product((4, 8), (64, 128, 256, 512)):
             yield _square(suite, batch, length, 64)
@@ -201,6 +216,8 @@ def _quick(suite: str, gpu: bool) -> Iterator[Case]:
             _square(suite, 32, 512, 64, ours_only=True) if gpu else _square(suite, 4, 256, 64, ours_only=True)
         )
         yield _host(suite)
+    elif suite == "throughput":
+        yield from _throughput({64: 4096 if gpu else 64}, (1, 8))
     elif suite == "paper":
         for length in (128, 512) if gpu else (64, 128):
             yield _square(suite, batch, length, 64)

@@ -129,6 +129,27 @@ def targets() -> str:
     return f"{_markdown(['B', 'L', 'D', 'measured', 'limit', 'aim'], body)}\n{_origin(rows)}\n"
 
 
+def throughput() -> str:
+    """Gcells/s with many pairs, a row for each length and pass, features across."""
+    rows = [
+        row
+        for row in records.read_folder(records.RESULTS)
+        if (row["suite"], row["provider"], row["metric"]) == ("throughput", "this library (fused)", "time")
+        and _is_gpu(row["device"])
+        and row["status"] == "ok"
+    ]
+    if not rows:
+        return NOT_YET
+    found = {(row["mode"], int(row["N"]), int(row["D"])): float(row["p50"]) for row in rows}
+    body = []
+    for length, batch in cases.THROUGHPUT_BATCH.items():
+        for mode in (cases.FORWARD, cases.FORWARD_BACKWARD):
+            speeds = [batch * length**2 / found[mode, length, d] / 1e6 for d in cases.THROUGHPUT_DIMS]
+            body.append([str(length), str(batch), mode, *(f"{speed:.0f}" for speed in speeds)])
+    header = ["L", "pairs", "pass", *(f"D = {d}" for d in cases.THROUGHPUT_DIMS)]
+    return f"{_markdown(header, body)}\n{_origin(rows)}\n"
+
+
 def cpu_targets(compared: bool = False) -> str:
     """The CPU's sizes of benchmarks/cpu_targets.py, providers across; or only those that others ran, too."""
     if not CPU_TARGETS.exists():
@@ -234,6 +255,7 @@ def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 FIGURES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "targets": targets,
+    "throughput": throughput,
     "cpu-targets": cpu_targets,
     "accuracy": accuracy,
     "log-space": log_space,
