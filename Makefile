@@ -8,11 +8,16 @@ STAMP := $(VENV)/.installed
 # with their own torch. PYTHONPATH finds the package where it is not installed.
 HAS_CUDA = $(1) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" 2>/dev/null
 
-.PHONY: help setup demo test lint gpu-test bench docs clean
+# How `make coverage` runs both suites.
+PYTEST = $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-slow coverage lint gpu-test bench docs clean
 
 help:
 	@echo "make demo      learn with the loss, average series, draw output/demo.png"
-	@echo "make test      the whole suite on the CPU"
+	@echo "make test      the quick suite on the CPU: every feature, a few minutes"
+	@echo "make test-slow what the quick suite leaves out: every kernel, large problems, the examples"
+	@echo "make coverage  both, and how much of the source they run"
 	@echo "make lint      ruff and mypy"
 	@echo "make gpu-test  the suite on an NVIDIA GPU"
 	@echo "make bench     the benchmarks"
@@ -30,10 +35,24 @@ demo: $(STAMP)
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu and not slow"
+
+test-slow: $(STAMP)
+	$(PYTEST) -m "slow and not gpu"
+
+# Child processes of tests are measured too: COVERAGE_FILE tells them where to write, wherever they run.
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage
+coverage: PYTEST = $(BIN)/coverage run -m pytest
+coverage: $(STAMP)
+	$(BIN)/coverage erase
+	$(PYTEST) -m "not gpu and not slow"
+	$(PYTEST) -m "slow and not gpu"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 gpu-test:
@@ -51,4 +70,4 @@ docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf output site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf output site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

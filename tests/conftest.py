@@ -18,6 +18,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "seconds; ignored without pytest-timeout")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    user, system = sum(each.ru_utime for each in used), sum(each.ru_stime for each in used)
+    terminalreporter.write_line(
+        f"CPU time: {user + system:.0f} s ({user:.0f} s user, {system:.0f} s system), with child processes"
+    )
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda import _reference
+from softdtw_cuda._distances import fill_padding
 
 
 def delannoy(n: int, m: int) -> int:
@@ -58,7 +59,7 @@ class Truth(NamedTuple):
 def relative(measured: Tensor, truth: Tensor) -> float:
     """Norm of the difference over the norm of the truth."""
     difference = torch.linalg.vector_norm(measured.detach().cpu().double() - truth)
-    return (difference / torch.linalg.vector_norm(truth).clamp(min=1e-300)).item()
+    return float(difference / torch.linalg.vector_norm(truth).clamp(min=1e-300))
 
 
 def truth(
@@ -75,7 +76,7 @@ def truth(
     radius = -1 if bandwidth is None else bandwidth
     lengths = [None if given is None else torch.tensor(list(given)) for given in (x_lengths, y_lengths)]
     padded = [
-        side if given is None else _reference.fill_padding(side, given)
+        side if given is None else fill_padding(side, given)
         for side, given in zip((x, y), lengths, strict=True)
     ]
     exact = _reference.sqeuclidean_cost(*padded)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from oracle import delannoy, enumerate_paths, paths, relative
 from torch import Tensor
 from torch.autograd import gradcheck
 
@@ -20,6 +20,7 @@ from softdtw_cuda import (
     softdtw_sharp,
 )
 from softdtw_cuda._distances import METRICS
+from tests.oracle import delannoy, enumerate_paths, paths, relative
 
 LENGTHS = {"x_lengths": [5, 3, 2], "y_lengths": [2, 4, 4]}
 OPTIONS = [{}, LENGTHS, {"bandwidth": 2}]
@@ -35,7 +36,7 @@ def series(device: str, n: int = 5, m: int = 4, d: int = 2) -> tuple[Tensor, Ten
 class TestExpectedCost:
     @pytest.mark.parametrize("options", OPTIONS, ids=["full", "lengths", "band"])
     @pytest.mark.parametrize("dist", METRICS)
-    def test_against_the_alignment(self, device: str, dist: str, options: dict) -> None:
+    def test_against_the_alignment(self, device: str, dist: str, options: dict[str, Any]) -> None:
         x, y = series(device)
         options = {"gamma": 0.5, "dist": dist, **options}
         alignment = softdtw_alignment(x, y, **options)
@@ -62,7 +63,7 @@ class TestExpectedCost:
 
     @pytest.mark.parametrize("options", OPTIONS, ids=["full", "lengths", "band"])
     @pytest.mark.parametrize("dist", METRICS)
-    def test_gradcheck(self, device: str, dist: str, options: dict) -> None:
+    def test_gradcheck(self, device: str, dist: str, options: dict[str, Any]) -> None:
         x, y = series(device)
         omega = torch.randn(1, 5, 4, dtype=torch.float64, device=device, requires_grad=True)
         a = torch.randn(1, 5, 3, dtype=torch.float64, device=device, requires_grad=True)
@@ -109,7 +110,7 @@ class TestExpectedCost:
 class TestSharp:
     @pytest.mark.parametrize("options", OPTIONS, ids=["full", "lengths", "band"])
     @pytest.mark.parametrize("dist", METRICS)
-    def test_sharp_and_entropy(self, device: str, dist: str, options: dict) -> None:
+    def test_sharp_and_entropy(self, device: str, dist: str, options: dict[str, Any]) -> None:
         x, y = series(device)
         options = {"gamma": 0.5, "dist": dist, **options}
         sharp, entropy = softdtw_sharp(x, y, **options), softdtw_entropy(x, y, **options)
@@ -151,7 +152,7 @@ class TestDivergences:
     @pytest.mark.parametrize("options", OPTIONS, ids=["full", "lengths", "band"])
     @pytest.mark.parametrize("kind", ["sharp", "mean_cost"])
     @pytest.mark.parametrize("dist", ["sqeuclidean", "cosine", "euclidean"])
-    def test_gradcheck(self, device: str, dist: str, kind: str, options: dict) -> None:
+    def test_gradcheck(self, device: str, dist: str, kind: str, options: dict[str, Any]) -> None:
         x, y = series(device)
         assert gradcheck(lambda x, y: softdtw_divergence(x, y, kind=kind, dist=dist, **options), (x, y))
 
@@ -268,7 +269,8 @@ def test_fullgraph(device: str, name: str) -> None:
     torch._dynamo.reset()
     x, y = (side.detach().float().requires_grad_() for side in series(device, 20, 18))
     results = []
-    for function in (COMPILED[name], torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")):
+    compiled_function: Any = torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")
+    for function in (COMPILED[name], compiled_function):
         value = function(x, y)
         results.append([value, *torch.autograd.grad(value.sum(), (x, y))])
     for eager, compiled in zip(*results, strict=True):

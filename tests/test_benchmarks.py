@@ -301,6 +301,7 @@ def test_too_long_is_a_row_and_larger_cases_are_skipped(peer: Callable[[str], Pr
     assert [r["status"] for r in times if r["provider"] == "prints"] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_accuracy_knows_right_from_wrong(peer: Callable[[str], Provider]) -> None:
     cases = [Case("accuracy", 2, 24, 20, 3, gamma=gamma, kind=ACCURACY) for gamma in (0.1, 1.0)]
     rows = [r for r in measure([peer("right"), peer("is wrong")], cases) if r["metric"] == "gradient error"]
@@ -424,6 +425,7 @@ def test_help_names_every_suite() -> None:
         assert all(name in shown for name in expected)
 
 
+@pytest.mark.slow
 def test_small_run_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "--quick",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from softdtw_cuda import _cache_folder
 from softdtw_cuda._cache_folder import read_cached, why_not_kept, write_cached
 
 CONTENT = b"compiled code"
@@ -49,7 +48,7 @@ def test_what_others_may_write_is_not_read(stored: Path, what: str, mode: int) -
 
 def test_what_belongs_to_another_user_is_not_read(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.geteuid()
-    monkeypatch.setattr(_cache_folder.os, "geteuid", lambda: user + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert read_cached(stored) is None
     assert write_cached(stored, CONTENT) is not None
 
@@ -67,7 +66,7 @@ def test_a_probe_says_whether_anything_can_be_kept(stored: Path, monkeypatch: py
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_cache_folder.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     reason = why_not_kept()
     assert reason is not None
     assert "No space left" in reason

@@ -19,7 +19,8 @@ def value_and_gradients(x: Tensor, y: Tensor, **options: Any) -> tuple[Tensor, T
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
     value = softdtw(x, y, dist="cosine", **options)
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype, device=value.device)
-    return value.detach(), *torch.autograd.grad(value, (x, y), weights)
+    grad_x, grad_y = torch.autograd.grad(value, (x, y), weights)
+    return value.detach(), grad_x, grad_y
 
 
 def series(*shape: int, dtype: torch.dtype = F64, device: str = "cpu", zeros: tuple[int, ...] = ()) -> Tensor:

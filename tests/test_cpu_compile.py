@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_no_thread_for_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(compiling.threading.Timer, "start", refuse)
+    monkeypatch.setattr(threading.Timer, "start", refuse)
     with compiling._notice():
         pass
 
@@ -220,7 +221,7 @@ def fork_and_call(work):
 
 worker = threading.Thread(target=softdtw, args=(x, x))
 worker.start()
-while "softdtw_cuda._cpu.kernels" not in sys.modules:  # until the other thread imports them
+while "softdtw_cuda._cpu.launch" not in sys.modules:  # until the other thread imports it
     time.sleep(0.001)
 fork_and_call(lambda: _backends.backend("cpu").__name__)
 while not _backends._kept_backend.cache_info().currsize:
@@ -232,6 +233,7 @@ print(float(softdtw(x, x)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_while_another_thread_imports_and_compiles(tmp_path: Path) -> None:
     """An empty cache, so that everything is compiled; the one program here that has to wait for it."""

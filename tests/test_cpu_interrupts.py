@@ -27,6 +27,7 @@ import os, random, signal, sys, threading, time, torch
 from softdtw_cuda._cpu import launch
 from softdtw_cuda._problem import Problem
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
 torch.manual_seed(0)
 random.seed(0)
 
@@ -89,6 +90,7 @@ print(interrupts, wrong)
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_calls_after_an_interrupt_at_a_random_moment_are_right() -> None:
     assert program_output(RANDOM_INTERRUPTS) == ["8", "0"]
@@ -125,6 +127,7 @@ print(wrong)
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_timeouts_that_keep_coming_do_no_harm_either() -> None:
     assert program_output(REPEATED_TIMEOUTS) == ["0"]
@@ -163,6 +166,7 @@ for case in [
 """
 
 
+@pytest.mark.slow
 @needs_signals
 def test_a_long_call_ends_soon_after_an_interrupt() -> None:
     output = program_output(LATENCY)
@@ -171,21 +175,18 @@ def test_a_long_call_ends_soon_after_an_interrupt() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- workers
-def borrow_and_run(work: Callable[[int], bool]) -> list[Any]:
-    with scratch.borrowed(1, 100, float) as arrays:
-        cpu_threads.run(2, work)
-    return arrays
-
-
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_memory_of_a_call_that_failed_is_not_used_again(
     failing: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch, "_scratch", {})
-    begun, finished = threading.Barrier(2, timeout=30), []
+    monkeypatch.setattr(launch, "threads_for", lambda work: 2)
+    begun = threading.Barrier(2, timeout=30)
+    finished: list[int] = []
 
-    def work(worker: int) -> bool:
+    def work(*arguments: Any) -> bool:
+        worker = arguments[-1]
         begun.wait()
         if worker == failing:
             raise error("from a worker")
@@ -193,12 +194,15 @@ def test_memory_of_a_call_that_failed_is_not_used_again(
         finished.append(worker)
         return True
 
-    with pytest.raises(error, match="from a worker"):
-        borrow_and_run(work)
+    problem = Problem(torch.ones(4, 3, 1), torch.ones(4, 3, 1), None, None, 1.0, -1)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "compile_for", lambda *about: work)
+        with pytest.raises(error, match="from a worker"):
+            launch.forward(problem)
     assert finished == [1 - failing], "the other worker's slice is over when the error arrives"
     assert not any(scratch._scratch.values())
-    arrays = borrow_and_run(lambda worker: False)
-    assert list(scratch._scratch.values()) == [arrays], "what succeeded gives its memory back"
+    launch.forward(problem)
+    assert len([store for store in scratch._scratch.values() if store]) == 3, "success gives memory back"
 
 
 class _NoThreads:
@@ -219,7 +223,12 @@ def test_without_threads_the_caller_works_alone(queued: bool, monkeypatch: pytes
     pool = _NoThreads(queued)
     monkeypatch.setattr(cpu_threads, "_executor", lambda: pool)
     workers: list[int] = []
-    cpu_threads.run(3, lambda worker: workers.append(worker) or len(workers) < 5)
+
+    def work(worker: int) -> bool:
+        workers.append(worker)
+        return len(workers) < 5
+
+    cpu_threads.run(3, work)
     while not pool.jobs.empty():
         pool.jobs.get()()  # a thread comes free when the call is over
     assert workers == [0] * 5

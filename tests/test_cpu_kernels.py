@@ -19,9 +19,13 @@ from torch import Tensor
 from softdtw_cuda import _reference
 
 numba = pytest.importorskip("numba")
-from softdtw_cuda._cpu import config, intrinsics, kernels, launch, scratch  # noqa: E402  (they need numba)
+from softdtw_cuda._cpu import compile as compiling  # noqa: E402  (they need numba)
+from softdtw_cuda._cpu import config, intrinsics, launch, scratch  # noqa: E402
 from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
+from softdtw_cuda._cpu.arguments import UNBANDED, Tile  # noqa: E402
+from softdtw_cuda._cpu.cost_range import largest_distance_worker  # noqa: E402
 from softdtw_cuda._cpu.problem import arrays_of  # noqa: E402
+from softdtw_cuda._cpu.shear import shear, unshear  # noqa: E402
 from softdtw_cuda._problem import Problem  # noqa: E402
 
 FLOAT_TYPES = (torch.float32, torch.float64)
@@ -111,11 +115,11 @@ SHAPES = [
     (2, 70, 70, 2, 0.1, 0),
     (2, 150, 150, 2, 1.0, 1),
     (2, 260, 250, 3, 1.0, 12),
-    (2, 300, 290, 3, 1.0, 64),
-    (1, 400, 390, 20, 10.0, 100),
-    (1, 400, 390, 2, 100.0, 129),
-    (1, 300, 420, 4, 1.0, 200),
     (2, 64, 64, 4, 1.0, 1000),
+    pytest.param((2, 300, 290, 3, 1.0, 64), marks=pytest.mark.slow),
+    pytest.param((1, 400, 390, 20, 10.0, 100), marks=pytest.mark.slow),
+    pytest.param((1, 400, 390, 2, 100.0, 129), marks=pytest.mark.slow),
+    pytest.param((1, 300, 420, 4, 1.0, 200), marks=pytest.mark.slow),
 ]
 
 
@@ -238,7 +242,13 @@ def test_minus_infinity_gives_nan_and_not_a_number_that_looks_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gamma", "cost_scale"), list(itertools.product([1e-6, 1e-3, 1.0, 1e3, 1e6], repeat=2))
+    ("gamma", "cost_scale"),
+    [
+        pytest.param(
+            gamma, cost, marks=[] if gamma == cost or (gamma, cost) == (1e-6, 1e6) else pytest.mark.slow
+        )
+        for gamma, cost in itertools.product([1e-6, 1e-3, 1.0, 1e3, 1e6], repeat=2)
+    ],
 )
 def test_whole_range_of_gamma_and_cost(gamma: float, cost_scale: float) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -536,7 +546,7 @@ def test_an_error_in_a_worker_reaches_the_caller_and_stops_the_others() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- intrinsics
-@numba.njit
+@numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_exp2(source: Any, target: Any) -> None:
     for k in range(0, source.size, intrinsics.lanes_of(source)):
         intrinsics.vstore(target, k, intrinsics.vexp2(intrinsics.vload(source, k)))
@@ -544,14 +554,14 @@ def _apply_exp2(source: Any, target: Any) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1.3e-7), (np.float64, 4e-16)])
 def test_exp2_is_good_to_about_one_unit(dtype: type, tolerance: float) -> None:
-    source = np.linspace(-0.5, 0.5, 4096).astype(dtype)
+    source: Any = np.linspace(-0.5, 0.5, 4096).astype(dtype)
     target = np.empty_like(source)
     _apply_exp2(source, target)
     truth = np.exp2(source.astype(np.longdouble))
     assert np.abs(target / truth - 1).max() < tolerance
 
 
-@numba.njit
+@numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_down(n: Any, m: Any, target: Any) -> None:
     for k in range(0, target.size, intrinsics.lanes_of(target)):
         intrinsics.vstore(target, k, intrinsics.vdown(intrinsics.vload(n, k), intrinsics.vload(m, k)))
@@ -561,15 +571,15 @@ def _apply_down(n: Any, m: Any, target: Any) -> None:
     ("dtype", "integer", "cut"), [(np.float32, np.int32, 100), (np.float64, np.int64, 900)]
 )
 def test_powers_of_two_are_exact_and_end_in_zero(dtype: type, integer: type, cut: int) -> None:
-    shift = np.arange(4096).astype(integer)
+    shift: Any = np.arange(4096).astype(integer)
     shift[-1] = (1 << 30) + (1 << 29)
-    m = np.full(4096, -(1 << 29), integer)
-    target = np.empty(4096, dtype)
+    m: Any = np.full(4096, -(1 << 29), integer)
+    target: Any = np.empty(4096, dtype)
     _apply_down(shift + m, m, target)
     assert np.array_equal(target, np.where(shift < cut, np.exp2(-shift.astype(np.float64)), 0).astype(dtype))
 
 
-@numba.njit
+@numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_transpose(source: Any, target: Any, stride: int) -> None:
     intrinsics.transpose(source, 0, stride, target, 0, stride)
 
@@ -577,22 +587,79 @@ def _apply_transpose(source: Any, target: Any, stride: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_transpose_and_shears(dtype: type) -> None:
     lanes = intrinsics.VECTOR_BYTES // np.dtype(dtype).itemsize
-    source = np.random.default_rng(0).random((lanes, lanes + 3)).astype(dtype)
+    source: Any = np.random.default_rng(0).random((lanes, lanes + 3)).astype(dtype)
     target = np.zeros_like(source)
     _apply_transpose(source.ravel(), target.ravel(), lanes + 3)
     assert np.array_equal(target[:, :lanes], source[:, :lanes].T)
 
     edge, height, vectors = 8 * lanes, 5 * lanes + 3, 7
     pitch = edge + lanes
-    rows = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
-    diagonals = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
-    kernels.shear(rows.ravel(), height, vectors, 0, kernels.UNBANDED, edge, diagonals.ravel())
+    rows: Any = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
+    diagonals: Any = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
+    tile = Tile(edge, height, vectors * lanes, 0, UNBANDED)
+    shear(rows.ravel(), tile, diagonals.ravel())
     for a, b in itertools.product(range(height), range(vectors * lanes)):
         assert diagonals[a + b, b] == rows[a + lanes, b]
     back = np.full_like(rows, np.nan)
-    kernels.unshear(diagonals.ravel(), height, vectors, 0, kernels.UNBANDED, edge, back.ravel())
+    unshear(diagonals.ravel(), tile, back.ravel())
     inside = np.s_[lanes : lanes + height, : vectors * lanes]
     assert np.array_equal(back[inside], rows[inside])
+
+
+def test_arguments_have_the_types_that_kernels_are_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code does not look at them again."""
+    known: dict[Any, Any] = {}
+    compile_for = compiling.compile_for
+
+    def checked(kernel: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
+        signature = compiling.signature_of(arguments)
+        assert known.setdefault((kernel.__name__, kind), signature) == signature
+        return compile_for(kernel, kind, arguments)
+
+    monkeypatch.setattr(launch, "compile_for", checked)
+    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, y = torch.randn(2, 6, 3).to(dtype), torch.randn(2, 5, 3).to(dtype)
+        for a, b in [
+            (x, y),
+            (x[:1], y),
+            (x.flip(0), y.expand(2, -1, -1)),
+            (torch.randn(3, 6, 2).to(dtype).transpose(0, 2), y),
+            (x[:1].expand(2, -1, -1), y[:1]),
+            (x * 1e12, y),
+        ]:
+            for chosen in ((None, None), (lengths, lengths), (lengths.long(), lengths[[1, 0]])):
+                for bandwidth in (-1, 2):
+                    fused(a, b, 1.0, bandwidth, chosen, torch.ones(2).expand(2))
+                    from_cost(squared_distances(a.float(), b.float()).to(dtype), 1.0, bandwidth, chosen)
+                    launch.forward(Problem(a, b, *chosen, 1.0, bandwidth))
+    assert len(known) == 6  # forward and backward in two types, distances and costs in float32
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_a_list_of_pairs_is_read_by_index(is_contiguous: bool) -> None:
+    generator = torch.Generator().manual_seed(14)
+    x = torch.randn(4, 40 if is_contiguous else 41, 3, generator=generator)[:, :40]
+    y = torch.randn(3, 50, 3, generator=generator)
+    lengths = torch.tensor([40, 33, 7, 20]), torch.tensor([50, 41, 9])
+    pairs = torch.tensor([[3, 0], [0, 2], [0, 2], [1, 1], [2, 0]], dtype=torch.int32)
+
+    arrays = arrays_of(Problem(x, y, *lengths, 1.0, -1, pairs=pairs))
+    i, j = pairs.long().unbind(1)
+    copied = arrays_of(Problem(x[i], y[j], lengths[0][i], lengths[1][j], 1.0, -1))
+    assert arrays.pairs == 5
+    assert np.array_equal(arrays.series.x_lengths, copied.series.x_lengths)
+    assert np.array_equal(arrays.series.y_lengths, copied.series.y_lengths)
+    value, state = launch._forward(arrays, 40, -1, True)
+    wanted, wanted_state = launch._forward(copied, 40, -1, True)
+    assert torch.equal(value, wanted)
+    found = [torch.zeros(5, 40, 3), torch.zeros(5, 50, 3)]
+    expected = [torch.zeros(5, 40, 3), torch.zeros(5, 50, 3)]
+    both = Problem(x, y, None, None, 1.0, -1, True, True)
+    launch._backward(arrays, both, torch.ones(5), value, state, *found)
+    launch._backward(copied, both, torch.ones(5), wanted, wanted_state, *expected)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
 
 
 def test_distance_bound_holds_and_is_not_far() -> None:
@@ -601,10 +668,8 @@ def test_distance_bound_holds_and_is_not_far() -> None:
     y = torch.randn(3, 60, 8, generator=generator) + 1000
     problem = arrays_of(Problem(x, y, None, None, 1.0, -1))
     largest = np.zeros(3)
-    kernels.largest_distance_worker(
-        problem.x, 560, problem.y, 480, 8, problem.x_lengths, problem.y_lengths,
-        np.zeros(1, np.int64), np.empty(8, np.float32), largest, 1 << 40, 0,
-    )  # fmt: skip
+    tickets, centres = np.zeros(1, np.int64), np.empty(8, np.float32)
+    largest_distance_worker(problem.series, tickets, centres, largest, 1 << 40, 0)
     true_largest = squared_distances(x.double(), y.double()).amax((1, 2)).numpy()
     assert (largest >= true_largest).all()
     assert (largest <= 4 * true_largest).all()

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "demo.png"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,8 @@ STEPS = 2
 
 def batch(device: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(4, steps, 3, generator=generator).to(device) for steps in (40, 50))
+    x, y = (torch.randn(4, steps, 3, generator=generator).to(device) for steps in (40, 50))
+    return x, y
 
 
 def model(device: str) -> nn.Module:
@@ -47,8 +49,11 @@ def work(rank: int, device: str, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_would(device: str, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(work, (device, str(tmp_path)), PROCESSES)
+    torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]  # documented, not annotated
+        work, (device, str(tmp_path)), PROCESSES
+    )
     expected = train(model(device), *batch(device))
     for rank in range(PROCESSES):
         learnt = torch.load(tmp_path / f"{rank}.pt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -351,7 +352,8 @@ class TestLengths:
                 call(x_lengths=mask)
             assert ".long()" not in str(caught.value)
             call(x_lengths=mask.sum(1))
-        for bad in ([5.0, 5.0], ["a", "b"], 5, {}.keys):
+        wrong: tuple[Any, ...] = ([5.0, 5.0], ["a", "b"], 5, {}.keys)
+        for bad in wrong:
             with raises(TypeError, "y_lengths", "integer tensor or a list of integers"):
                 call(y_lengths=bad)
 
@@ -383,7 +385,7 @@ class TestDistances:
 
     def test_callable_that_returns_something_else(self) -> None:
         with raises(TypeError, "returned float", "torch.Tensor"):
-            softdtw(X, Y, dist=lambda x, y: 1.0)
+            softdtw(X, Y, dist=lambda x, y: 1.0)  # type: ignore[return-value]  # wrong on purpose
         with raises(TypeError, "returned dtype torch.int64", "float"):
             softdtw(X, Y, dist=lambda x, y: torch.zeros(2, 5, 4, dtype=torch.int64))
         with raises(ValueError, "returned a tensor on meta", "expected cpu"):
@@ -515,7 +517,7 @@ class TestThirdOrder:
     """No third derivative is ever returned, because it would be wrong."""
 
     @pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"normalize": True}])
-    def test_create_graph(self, device: str, options: dict) -> None:
+    def test_create_graph(self, device: str, options: dict[str, Any]) -> None:
         x = torch.randn(1, 5, 2, dtype=torch.float64, device=device, requires_grad=True)
         y = torch.randn(1, 4, 2, dtype=torch.float64, device=device)
         (gradient,) = torch.autograd.grad(softdtw(x, y, **options).sum(), x, create_graph=True)
@@ -565,7 +567,8 @@ class TestThirdOrder:
             return softdtw(x, y).sum()
 
         def slope(x: torch.Tensor) -> torch.Tensor:
-            return torch.func.grad(value)(x).square().sum()
+            gradient: torch.Tensor = torch.func.grad(value)(x)
+            return gradient.square().sum()
 
         for third in (
             torch.func.hessian(slope),
@@ -654,9 +657,9 @@ class TestBarycenterOptions:
         for wrong in ("x", True, [0.1]):
             with raises(TypeError, name, "a real number"):
                 softdtw_barycenter(X, **{name: wrong})
-        for wrong in (-1.0, math.nan, math.inf):
+        for number in (-1.0, math.nan, math.inf):
             with raises(ValueError, name, "finite"):
-                softdtw_barycenter(X, **{name: wrong})
+                softdtw_barycenter(X, **{name: number})
         with raises(ValueError, "lr", "greater than 0"):
             softdtw_barycenter(X, lr=0)
 

@@ -54,6 +54,7 @@ def test_every_example_is_tested() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*SMALLER, "demo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLER)
 def test_example(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def lopsided(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("lengths", [{}, LENGTHS], ids=["full", "lengths"])
 @pytest.mark.parametrize("bandwidth", [None, 2], ids=["all", "band"])
 @pytest.mark.parametrize("dist", [*METRICS, "sqeuclidean-cost", lopsided])
-def test_gradcheck(device: str, dist: object, bandwidth: int | None, lengths: dict, normalize: bool) -> None:
+def test_gradcheck(
+    device: str, dist: object, bandwidth: int | None, lengths: dict[str, Any], normalize: bool
+) -> None:
     options = {"dist": "sqeuclidean", "fused": False} if dist == "sqeuclidean-cost" else {"dist": dist}
     x = torch.randn(2, 6, 3, dtype=torch.float64, device=device, requires_grad=True)
     y = torch.randn(2, 5, 3, dtype=torch.float64, device=device, requires_grad=True)
@@ -82,7 +85,7 @@ def test_gradcheck_all_pairs(device: str, sizes: tuple[int, int], normalize: boo
 
 @pytest.mark.parametrize("bandwidth", [None, 2])
 @pytest.mark.parametrize("lengths", [{}, LENGTHS])
-def test_gradcheck_cost(device: str, bandwidth: int | None, lengths: dict) -> None:
+def test_gradcheck_cost(device: str, bandwidth: int | None, lengths: dict[str, Any]) -> None:
     cost = torch.randn(2, 6, 5, dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda c: softdtw_from_cost(c, gamma=0.4, bandwidth=bandwidth, **lengths), (cost,)
@@ -116,7 +119,7 @@ def test_float64_matches_the_oracle(
 
 
 @pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0])
-@pytest.mark.parametrize("n", [32, 127, 512])
+@pytest.mark.parametrize("n", [32, *(pytest.param(n, marks=pytest.mark.slow) for n in (127, 512))])
 def test_float32_error_budget(device: str, n: int, gamma: float) -> None:
     """A part of the grid that `python -m benchmarks.error_budget` runs in full."""
     for m, offset in ((n, 0.0), (n, 1000.0), (n - n // 7, 0.0)):

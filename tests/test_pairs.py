@@ -147,7 +147,8 @@ def test_each_unordered_pair_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_pairs(device: str) -> None:
     x, y = series(device, grad=True)
-    for nothing in ([], torch.empty(0, 2, dtype=torch.int64)):
+    empty: tuple[Any, ...] = ([], torch.empty(0, 2, dtype=torch.int64))
+    for nothing in empty:
         value = softdtw_pairs(x, y, nothing, normalize=True)
         assert value.shape == (0,)
         value.sum().backward()
@@ -202,6 +203,22 @@ def test_mapped(device: str, in_dims: tuple[int | None, int | None], lengths: di
     gradient = torch.vmap(torch.func.grad(lambda x, y: loss(x, y).sum()), in_dims)(x, y)
     expected = [torch.func.grad(lambda x, y: loss(x, y).sum())(*one) for one in each]
     torch.testing.assert_close(gradient, torch.stack(expected), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("side", ["x", "y"])
+def test_pairs_beyond_the_range_of_narrow_arithmetic(device: str, side: str) -> None:
+    """One series with costs that 32-bit exponents cannot hold, in some of the pairs."""
+    x, y = series(device, torch.float32, grad=True)
+    with torch.no_grad():
+        (x if side == "x" else y)[0, 3, 1] = 3e4
+    options: dict[str, Any] = {"gamma": 1e-4}
+    value = softdtw_pairs(x, y, PAIRS, **options)
+    expected = one_by_one(x.double(), y.double(), PAIRS, **options)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0.0)
+    gradients = torch.autograd.grad(value.sum(), (x, y))
+    exact = torch.autograd.grad(expected.sum(), (x, y))
+    for measured, right in zip(gradients, exact, strict=True):
+        torch.testing.assert_close(measured, right, rtol=1e-5, atol=1e-3)
 
 
 def test_memory_does_not_grow_with_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ def true(problem: Problem, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no
     return truth(x, y, problem.gamma, problem.bandwidth, problem.x_lengths, problem.y_lengths)
 
 
+@pytest.mark.slow
 @RELAXED
 @given(problem=problems())
 def test_float64(device: str, problem: Problem) -> None:
@@ -133,6 +134,7 @@ def test_float64(device: str, problem: Problem) -> None:
         assert side.grad is None or relative(side.grad, grad) <= 1e-12 + slack
 
 
+@pytest.mark.slow
 @RELAXED
 @given(problem=problems())
 def test_float32(device: str, problem: Problem) -> None:
@@ -144,6 +146,7 @@ def test_float32(device: str, problem: Problem) -> None:
             assert_gradient_within_budget(side.grad, grad, expected.rounding)
 
 
+@pytest.mark.slow
 @RELAXED
 @given(problem=problems(), dtype=st.sampled_from([torch.float16, torch.bfloat16]))
 def test_narrow(device: str, problem: Problem, dtype: torch.dtype) -> None:
@@ -182,6 +185,7 @@ def test_alignment(device: str, problem: Problem) -> None:
         assert alignment[sample].sum().item() == pytest.approx(inside.sum().item(), rel=1e-6)
 
 
+@pytest.mark.slow
 @RELAXED
 @given(problem=problems(), lowest=st.sampled_from([-3.0, 0.0]), holes=st.sampled_from([0.0, 0.2]))
 def test_cost(device: str, problem: Problem, lowest: float, holes: float) -> None:

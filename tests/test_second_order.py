@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from oracle import paths, relative
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
@@ -25,6 +25,7 @@ from softdtw_cuda import (
 from softdtw_cuda._backends import DualBackend, dual_backend
 from softdtw_cuda._distances import METRICS, sqeuclidean
 from softdtw_cuda._problem import NO_BAND, Direction, Problem
+from tests.oracle import paths, relative
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"  # torch's own, where forward mode begins
@@ -121,9 +122,14 @@ class TestFiniteDifferences:
     @pytest.mark.parametrize("bandwidth", [None, 2], ids=["all", "band"])
     @pytest.mark.parametrize("dist", [*METRICS, "sqeuclidean-cost", "cosine-cost", lopsided])
     def test_every_option(
-        self, device: str, dist: str | Callable, bandwidth: int | None, lengths: dict, normalize: bool
+        self,
+        device: str,
+        dist: str | Callable[..., Any],
+        bandwidth: int | None,
+        lengths: dict[str, Any],
+        normalize: bool,
     ) -> None:
-        options: dict = {"dist": dist}
+        options: dict[str, Any] = {"dist": dist}
         if isinstance(dist, str) and dist.endswith("-cost"):
             options = {"dist": dist.removesuffix("-cost"), "fused": False}
         x, y = series(device)
@@ -146,14 +152,14 @@ class TestFiniteDifferences:
 
     @pytest.mark.parametrize("bandwidth", [None, 2])
     @pytest.mark.parametrize("lengths", [{}, LENGTHS])
-    def test_cost(self, device: str, bandwidth: int | None, lengths: dict) -> None:
+    def test_cost(self, device: str, bandwidth: int | None, lengths: dict[str, Any]) -> None:
         cost = torch.randn(2, 5, 4, dtype=torch.float64, device=device, requires_grad=True)
         options = {"gamma": 0.4, "bandwidth": bandwidth, **lengths}
         assert gradgradcheck(lambda cost: softdtw_from_cost(cost, **options), (cost,))
         assert gradcheck(lambda cost: softdtw_alignment(cost=cost, **options), (cost,))
 
     @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"memory_limit": 1}, {"dist": "euclidean"}])
-    def test_pairs(self, device: str, options: dict) -> None:
+    def test_pairs(self, device: str, options: dict[str, Any]) -> None:
         x, y = series(device, (2, 3))
         listed = [[0, 1], [1, 2], [0, 1], [0, 0]]
         for function in (
@@ -209,13 +215,14 @@ class TestHessian:
         hessian = torch.autograd.functional.hessian(value, x).reshape(x.numel(), -1)
         assert (hessian - hessian.T).abs().max() <= 1e-12 * hessian.abs().max()
         func = torch.func
-        for route in (
+        routes: tuple[Any, ...] = (
             func.hessian(value),
             func.jacrev(func.jacrev(value)),
             func.jacfwd(func.jacfwd(value)),
             func.jacrev(func.jacfwd(value)),
             lambda x: torch.autograd.functional.hessian(value, x, vectorize=True),
-        ):
+        )
+        for route in routes:
             measured = route(x).reshape(x.numel(), -1)
             torch.testing.assert_close(measured, hessian, rtol=1e-12, atol=1e-12)
 
@@ -248,7 +255,7 @@ class TestHessian:
         (gradient,) = torch.autograd.grad(softdtw(x, y), x, weights, create_graph=True)
         tangent = torch.randn_like(x)
         (measured,) = torch.autograd.grad((gradient * tangent).sum(), weights)
-        _, expected = torch.func.jvp(lambda x: softdtw(x, y.detach()), (x.detach(),), (tangent,))
+        expected = torch.func.jvp(lambda x: softdtw(x, y.detach()), (x.detach(),), (tangent,))[1]
         torch.testing.assert_close(measured, expected)
 
     def test_meta_learning(self, device: str) -> None:
@@ -287,7 +294,7 @@ class TestTransforms:
             with forward_ad.dual_level():
                 dual = function(forward_ad.make_dual(x, a), forward_ad.make_dual(y, b))
                 tangent = forward_ad.unpack_dual(dual).tangent
-            _, by_func = torch.func.jvp(function, (x, y), (a, b))
+            by_func = torch.func.jvp(function, (x, y), (a, b))[1]
             step = 1e-6
             numeric = (function(x + step * a, y + step * b) - function(x - step * a, y - step * b)) / (
                 2 * step
@@ -308,7 +315,7 @@ class TestTransforms:
 
     @pytest.mark.parametrize("options", [{}, {"fused": False}, {"normalize": True}, {"dist": "cityblock"}])
     @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 1), (2, 0)])
-    def test_vmap(self, device: str, options: dict, in_dims: tuple[int | None, int | None]) -> None:
+    def test_vmap(self, device: str, options: dict[str, Any], in_dims: tuple[int | None, int | None]) -> None:
         sides = []
         for dim, length in zip(in_dims, (5, 4), strict=True):
             shape = [2, length, 3]
@@ -328,7 +335,8 @@ class TestTransforms:
             return value(x, y).square().sum()
 
         def product(x: Tensor, y: Tensor) -> Tensor:
-            return torch.func.grad(lambda x: torch.func.grad(total)(x, y).sum())(x)
+            result: Tensor = torch.func.grad(lambda x: torch.func.grad(total)(x, y).sum())(x)
+            return result
 
         for function in (value, torch.func.grad(total), product, torch.func.jacfwd(value)):
             measured = torch.func.vmap(function, in_dims)(*sides)
@@ -435,6 +443,7 @@ class TestBackend:
             omega = 2 * ((x.unsqueeze(2) - y.unsqueeze(1)) * difference).sum(3)
         exact = _reference.softdtw_from_cost(cost, 0.5, bandwidth, x_lengths, y_lengths)
         (alignment,) = torch.autograd.grad(exact.sum(), cost, create_graph=True)
+        assert omega is not None
         expected = (alignment * omega).sum((1, 2))
         assert relative(value, exact.detach().cpu()) < 1e-12
         assert relative(dot, expected.detach().cpu()) < 1e-12

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +94,7 @@ def test_lengths_of_another_type_are_checked_too(device: str, kind: type[torch.T
     expected = softdtw(x, y, x_lengths=X_LENGTHS, y_lengths=Y_LENGTHS)
     assert torch.equal(softdtw(x, y, x_lengths=lengths[0], y_lengths=lengths[1]), expected)
     cost = torch.rand(4, 70, 66, device=device)
+    call: Callable[[], object]
     for bad in (200_000, -5, 0):
         wrong = marked([33, bad, 70, 5])
         for call in (
@@ -211,7 +214,9 @@ def test_bad_lengths_on_the_device_give_nan() -> None:
 @DISTS
 @FUSED
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_sample_breaks_itself_alone(device: str, dist: str, fused: bool, broken: float) -> None:
+def test_a_broken_sample_breaks_itself_alone(
+    device: str, dist: str, fused: bool | None, broken: float
+) -> None:
     if fused and dist != "sqeuclidean":
         fused = None
     x, y = (torch.randn(3, size, 2, device=device) for size in (50, 45))
@@ -275,7 +280,9 @@ class TestEmptyBatch:
     def test_pair(self, device: str) -> None:
         x = torch.zeros(0, 5, 2, device=device, requires_grad=True)
         y = torch.zeros(1, 4, 2, device=device, requires_grad=True)
-        for options in ({}, {"fused": False}, {"normalize": True}, {"dist": "cosine"}, {"x_lengths": []}):
+        each: tuple[dict[str, Any], ...]
+        each = ({}, {"fused": False}, {"normalize": True}, {"dist": "cosine"}, {"x_lengths": []})
+        for options in each:
             value = softdtw(x, y, **options)
             assert value.shape == (0,)
             assert value.dtype == torch.float32

@@ -18,6 +18,7 @@ import argparse
 import collections
 import difflib
 import importlib
+import inspect
 import io
 import itertools
 import re
@@ -55,9 +56,10 @@ class Choice(NamedTuple):
     banded: bool = False
     short: bool = False
     aligned: bool = True
+    many: bool = False
 
     def __str__(self) -> str:
-        flags = [name for name in ("banded", "short") if getattr(self, name)]
+        flags = [name for name in ("banded", "short", "many") if getattr(self, name)]
         flags += [] if self.aligned else ["unaligned"]
         return "-".join(["cost" if self.is_cost else f"d{self.d}", self.dtype, *flags])
 
@@ -81,13 +83,15 @@ REPRESENTATIVE = (
     Choice(False, 4096, "float32"),
     Choice(False, 130, "bfloat16", banded=True),
     Choice(False, 4, "float64"),
+    Choice(False, 4, "float32", many=True),
+    Choice(False, 16, "bfloat16", many=True),
 )
 
 
 def every_choice() -> list[Choice]:
     flags = (False, True)
     dtypes = ("float32", "float64", "float16", "bfloat16")
-    return [Choice(*each) for each in itertools.product(flags, FEATURES, dtypes, flags, flags, flags)]
+    return [Choice(*each) for each in itertools.product(flags, FEATURES, dtypes, flags, flags, flags, flags)]
 
 
 # ---- in a process of its own, for there is one package of a name
@@ -102,8 +106,12 @@ def kernels_of(choices: list[Choice], architecture: str) -> dict[str, tuple[Any,
     found: dict[str, tuple[Any, str]] = {}
     seen = set()
     for choice in choices:
-        flags = (choice.banded, choice.short, choice.aligned)
-        plan = config.choose(choice.is_cost, choice.d, getattr(torch, choice.dtype), *flags, device)
+        if choice.many and "many" not in inspect.signature(config.choose).parameters:
+            continue  # an older revision
+        plan = config.choose(
+            *(choice.is_cost, choice.d, getattr(torch, choice.dtype), choice.banded, choice.short),
+            *(choice.aligned, device, *([True] if choice.many else [])),
+        )
         for role, kernel in (
             ("main", plan.main),
             ("second", vars(plan).get("redo", vars(plan).get("rerun"))),

@@ -5,10 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import torch
 
+from softdtw_cuda._cuda.config import Device
 from tests.cuda.nvrtc_usage import Compilations, compiled
+
+
+@pytest.hookimpl(tryfirst=True)  # before deselection by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A kernel takes the compiler ten seconds; the quick suite emulates two kinds, in float32, on one GPU."""
+    for item in items:
+        if item.path.name == "test_kernels_emulated.py":
+            case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
+            if case is None or not _is_quick(case):
+                item.add_marker(pytest.mark.slow)
+
+
+def _is_quick(case: Any) -> bool:
+    return (
+        case.d in (0, 5)
+        and case.dtype == torch.float32
+        and case.device == Device()
+        and case.bandwidth < 0
+        and not case.races
+        and case.n * case.m <= 20_000
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

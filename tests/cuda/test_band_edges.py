@@ -10,6 +10,8 @@ from softdtw_cuda._cuda import launch
 from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu
 
+pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
+
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from softdtw_cuda._cache_folder import cache_folder, read_cached, write_cached
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
 from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
@@ -92,15 +93,15 @@ class TestKey:
 
 class TestFolder:
     def test_the_variable_decides(self, folder: Path) -> None:
-        assert compiling.cache_folder() == folder
+        assert cache_folder() == folder
 
     def test_otherwise_the_users_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("SOFTDTW_CUDA_CACHE", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert compiling.cache_folder() == tmp_path / "softdtw_cuda"
+        assert cache_folder() == tmp_path / "softdtw_cuda"
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        assert compiling.cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
+        assert cache_folder() == tmp_path / "home" / ".cache" / "softdtw_cuda"
 
     def test_a_user_without_a_home(
         self, monkeypatch: pytest.MonkeyPatch, compiled: list[tuple[Kernel, str, str]]
@@ -151,7 +152,7 @@ def test_another_compiler_compiles_again(
     ],
     ids=["empty", "short", "checksum-only", "truncated", "longer", "flipped", "checksum-flipped", "foreign"],
 )
-def test_a_damaged_file_is_replaced(folder: Path, compiled: list, damage: Any) -> None:
+def test_a_damaged_file_is_replaced(folder: Path, compiled: list[Any], damage: Any) -> None:
     compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     whole = stored.read_bytes()
@@ -165,7 +166,7 @@ def test_a_damaged_file_is_replaced(folder: Path, compiled: list, damage: Any) -
 
 class TestUnusableFolder:
     def test_a_file_is_in_the_way(
-        self, tmp_path: Path, compiled: list, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").write_text("not a folder")
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -174,7 +175,7 @@ class TestUnusableFolder:
         assert (tmp_path / "file").read_text() == "not a folder"
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-    def test_it_cannot_be_written(self, folder: Path, compiled: list) -> None:
+    def test_it_cannot_be_written(self, folder: Path, compiled: list[Any]) -> None:
         folder.mkdir(parents=True)
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
         assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
@@ -182,7 +183,7 @@ class TestUnusableFolder:
 
     @pytest.mark.parametrize("call", ["replace", "fdopen"])
     def test_the_disk_is_full(
-        self, folder: Path, compiled: list, monkeypatch: pytest.MonkeyPatch, call: str
+        self, folder: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
         def fail(*args: Any, **kwargs: Any) -> Any:
             raise OSError(28, "No space left on device")
@@ -200,19 +201,19 @@ def test_many_at_once(folder: Path, compiled: list[tuple[Kernel, str, str]]) -> 
     def work(number: int) -> None:
         for _ in range(50):
             if number % 2:
-                compiling.write_cached(path, BINARY)
-            elif compiling.read_cached(path) not in (None, BINARY):
+                write_cached(path, BINARY)
+            elif read_cached(path) not in (None, BINARY):
                 wrong.append(number)
             assert compiling.binary_of(KERNEL, FORWARD, "sm_90") == BINARY
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert not wrong
-    assert compiling.read_cached(path) == BINARY
+    assert read_cached(path) == BINARY
     assert len(list(folder.iterdir())) == 2
 
 
-def test_what_is_stored_is_a_checksum_and_the_binary(folder: Path, compiled: list) -> None:
+def test_what_is_stored_is_a_checksum_and_the_binary(folder: Path, compiled: list[Any]) -> None:
     compiling.binary_of(KERNEL, FORWARD, "sm_90")
     (stored,) = folder.iterdir()
     assert stored.read_bytes() == hashlib.sha256(BINARY).digest() + BINARY
@@ -290,4 +291,4 @@ def test_a_real_binary(folder: Path) -> None:
     assert kernel.name(BACKWARD).encode() in binary
     assert kernel.name(FORWARD).encode() not in binary
     (stored,) = folder.iterdir()
-    assert compiling.read_cached(stored) == binary == compiling.binary_of(kernel, BACKWARD, "sm_90")
+    assert read_cached(stored) == binary == compiling.binary_of(kernel, BACKWARD, "sm_90")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,6 +128,7 @@ def test_a_thread_without_a_context_gets_one(
     monkeypatch.setattr("cuda.core.Device", Device)
     gpu.set_words = set_words
     with gpu.queue(torch.device("cuda", 0)) as queue:
+        call: Callable[[], object]
         for call in (
             lambda: queue.run(KERNEL, FORWARD, Params(), 5),
             lambda: queue.fill_with_ones(64, 20),
@@ -143,7 +145,7 @@ def test_a_thread_without_a_context_gets_one(
 
 def test_addresses_are_set_in_the_order_of_the_fields() -> None:
     p = Params()
-    names = [name for name, kind in Params._fields_ if kind is ctypes.c_void_p]
+    names = [name for name, kind, *_ in Params._fields_ if kind is ctypes.c_void_p]
     set_addresses(p, 0, *range(1, len(names) + 1), -1, -2)
     assert [getattr(p, name) for name in names] == list(range(1, len(names) + 1))
     assert (p.x_stride, p.y_stride, p.pair_bytes) == (-1, -2, 0)

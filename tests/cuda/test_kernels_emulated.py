@@ -750,7 +750,7 @@ def test_through_the_module(monkeypatch: pytest.MonkeyPatch, reduction: Reductio
     ):
         for one, both in zip(gradients, batched, strict=True):
             torch.testing.assert_close(both, torch.stack([one, -2.0 * one]), rtol=3e-7, atol=0)
-    second = []
+    second: list[Tensor] = []
     for side, result in ((x, loss), (exact_x, exact)):
         (slope,) = torch.autograd.grad(result.sum(), side, create_graph=True)
         second += torch.autograd.grad(slope.square().sum(), side, retain_graph=True)
@@ -877,7 +877,7 @@ def test_any_gamma_and_any_size_of_costs(compute: Compute, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [Case(2, 100, 90, 64), Case(2, 100, 90, 130)], ids=str)
-def test_a_spike_that_the_frame_did_not_see(compute: Compute, case: Case) -> None:
+def test_a_spike_that_the_normalization_did_not_see(compute: Compute, case: Case) -> None:
     """Planes of 16 bits are scaled by a sample of y; one row far outside must not be taken for near."""
     given = inputs_of(case)
     assert given.y is not None

@@ -330,7 +330,7 @@ def test_a_band_bounds_the_state(dtype: torch.dtype) -> None:
 # ---- tracing
 
 
-def symbols(*hints: int) -> list[torch.SymInt]:
+def symbols(*hints: int) -> list[int | torch.SymInt]:
     """Sizes that are symbols, as under torch.compile(dynamic=True)."""
     environment = ShapeEnv()
     made = []

@@ -9,6 +9,8 @@ from softdtw_cuda._cuda import launch
 from softdtw_cuda._problem import NO_BAND, Problem
 from tests.cuda.emulated_gpu import EmulatedGpu
 
+pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
+
 
 @pytest.mark.parametrize("steps", [3, 150])
 @pytest.mark.parametrize("is_cost", [False, True])

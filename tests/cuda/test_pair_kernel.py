@@ -18,6 +18,8 @@ from tests.cuda.test_kernels_emulated import (
     inputs_of,
 )
 
+pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
+
 
 @pytest.fixture(autouse=True)
 def _many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu
 from tests.cuda.emulator import EmulationError
 
+pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
+
 
 class LosesTheFirstTicket(EmulatedGpu):
     """Nobody walks the first strip, so that the next one waits for ever."""

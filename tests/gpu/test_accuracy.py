@@ -28,7 +28,8 @@ EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 def value_and_gradients(x: Tensor, y: Tensor, **options: object) -> tuple[Tensor, Tensor, Tensor]:
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
     value = softdtw(x, y, **options)  # type: ignore[arg-type]  # options differ in type
-    return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
+    grad_x, grad_y = torch.autograd.grad(value.sum(), (x, y))
+    return value.detach(), grad_x, grad_y
 
 
 def pair(batch: int, n: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,8 @@ def series(batch: int, steps: int, d: int, seed: int = 0) -> Tensor:
 def value_and_gradients(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
     value = softdtw(x, y, gamma=0.5)
-    return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
+    grad_x, grad_y = torch.autograd.grad(value.sum(), (x, y))
+    return value.detach(), grad_x, grad_y
 
 
 def assert_same(measured: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:

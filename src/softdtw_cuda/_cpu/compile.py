@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 NOTICE_AFTER_SECONDS = 2.0
 
-_ready: set[tuple[str, Any]] = set()
+_compiled: dict[tuple[str, Any], Callable[..., bool]] = {}
 _notice_given = False
 
 
@@ -40,16 +40,24 @@ def kernel(function: Function) -> Function:
     return dispatcher
 
 
-def compile_for(kernel: Any, kind: Any, arguments: tuple[Any, ...]) -> None:
-    """Compile the kernel for arguments of these types, which those of one `kind` share.
+def compile_for(kernel: Any, kind: Any, arguments: tuple[Any, ...]) -> Callable[..., bool]:
+    """The kernel compiled for arguments of these types, which those of one `kind` share.
 
-    On the calling thread: an interrupt ends it, and no helper is left compiling.
+    On the calling thread: an interrupt ends it, and no helper is left compiling. What is returned does not
+    look at types again, as Numba's dispatcher would: for tuples that takes as long as a small problem.
     """
     key = (kernel.__name__, kind)
-    if key not in _ready:
+    compiled = _compiled.get(key)
+    if compiled is None:
         with _notice():
-            kernel.compile(tuple(numba.typeof(argument) for argument in arguments))
-        _ready.add(key)
+            compiled = kernel.compile(signature_of(arguments))
+        _compiled[key] = compiled
+    return compiled
+
+
+def signature_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numba's types of the arguments."""
+    return tuple(numba.typeof(argument) for argument in arguments)
 
 
 @contextlib.contextmanager

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softdtw_cuda._cpu import kernels
+from softdtw_cuda._cpu.arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
+from softdtw_cuda._cpu.backward import backward_worker
 from softdtw_cuda._cpu.compile import compile_for
 from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
-from softdtw_cuda._cpu.problem import Array, Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrowed, zeroed_bytes
+from softdtw_cuda._cpu.cost_range import largest_cost_worker, largest_distance_worker
+from softdtw_cuda._cpu.forward import forward_worker
+from softdtw_cuda._cpu.problem import Arrays, arrays_of, order_of_tiles
+from softdtw_cuda._cpu.scratch import borrow, give_back, zeroed_bytes
 from softdtw_cuda._cpu.threads import run, threads_for
 from softdtw_cuda._problem import Problem
 from softdtw_cuda._torch_compat import materialized
@@ -26,228 +29,162 @@ BACKWARD_SLICE = SLICE // 4
 """A cell of the backward takes up to four times as long."""
 
 
-def _needs_wide(problem: Arrays, n: int) -> Array:
+# ---------------------------------------------------------------------------------------------------- ranges
+def _largest_costs(arrays: Arrays, n: int) -> Array:
+    """The largest finite |cost| of each pair."""
+    blocks = -(-n // 64)
+    largest = np.zeros(arrays.pairs * blocks)
+    arguments = (arrays.series, arrays.tiles.bandwidth, blocks, np.zeros(1, np.int64), largest, SLICE)
+    compiled = compile_for(largest_cost_worker, arrays.dtype, arguments)
+    run(threads_for(3 * arrays.cells), lambda worker: compiled(*arguments))
+    return largest.reshape(arrays.pairs, blocks).max(1)
+
+
+def _largest_distances(arrays: Arrays, n: int) -> Array:
+    """A bound of each pair's squared distances."""
+    pairs, dimensions = arrays.pairs, arrays.series.dimensions
+    threads = min(threads_for(16 * pairs * (n + arrays.series.columns) * dimensions), pairs)
+    centres: Array = np.empty(threads * dimensions, arrays.float_type)
+    largest = np.zeros(pairs)
+    arguments = (arrays.series, np.zeros(1, np.int64), centres, largest, SLICE)
+    compiled = compile_for(largest_distance_worker, arrays.dtype, (*arguments, 0))
+    run(threads, lambda worker: compiled(*arguments, worker))
+    return largest
+
+
+def _needs_wide(arrays: Arrays, n: int) -> Array:
     """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
-    tickets = np.zeros(1, np.int64)
-    if problem.is_cost:
-        threads = threads_for(3 * problem.cells)
-        blocks = -(-n // 64)
-        largest = np.zeros(problem.batch * blocks)
-
-        arguments: tuple[Any, ...] = (
-            problem.x,
-            problem.x_stride,
-            problem.m,
-            problem.x_lengths,
-            problem.y_lengths,
-            problem.tiles.bandwidth,
-            blocks,
-            tickets,
-            largest,
-            SLICE,
-        )
-        compile_for(kernels.largest_cost_worker, problem.dtype, arguments)
-        run(threads, lambda worker: kernels.largest_cost_worker(*arguments))
-        largest = largest.reshape(problem.batch, blocks).max(1)
-    else:
-        threads = min(threads_for(16 * problem.batch * (n + problem.m) * problem.d), problem.batch)
-        centres: Array = np.empty(threads * problem.d, problem.float_type)
-        largest = np.zeros(problem.batch)
-
-        arguments = (
-            problem.x,
-            problem.x_stride,
-            problem.y,
-            problem.y_stride,
-            problem.d,
-            problem.x_lengths,
-            problem.y_lengths,
-            tickets,
-            centres,
-            largest,
-            SLICE,
-        )
-        compile_for(kernels.largest_distance_worker, problem.dtype, (*arguments, 0))
-        run(threads, lambda worker: kernels.largest_distance_worker(*arguments, worker))
-    steps = largest * (LOG2_E / problem.gamma)
-    path = problem.x_lengths + problem.y_lengths
+    largest = _largest_costs(arrays, n) if arrays.series.is_cost else _largest_distances(arrays, n)
+    steps = largest * (LOG2_E / arrays.series.gamma)
+    path = arrays.series.x_lengths + arrays.series.y_lengths
     wide: Array = ~((steps < 2.0**22) & (steps * path < 2.0**29))
     return wide
 
 
-# -------------------------------------------------------------------------------------------------- kernels
-def _scratch_sizes(problem: Arrays, backward: bool) -> tuple[int, int]:
-    edge, lanes = problem.tiles.edge, problem.lanes
+# --------------------------------------------------------------------------------------------------- kernels
+def _scratch_sizes(arrays: Arrays, backward: bool) -> tuple[int, int]:
+    """Floats and integers that a worker needs."""
+    edge, lanes = arrays.tiles.edge, arrays.lanes
     span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
     floats = (edge + 4 * lanes) * (edge + lanes) + plane + 3 * span
     integers = 3 * span
     if backward:
-        padded = -(-problem.d // lanes) * lanes
+        padded = -(-arrays.series.dimensions // lanes) * lanes
         floats += 3 * plane + 9 * span + 2 * edge + max((edge + 1) * lanes, 4 * edge * padded)
         integers += 2 * (edge // 4) ** 2
     return floats, integers
 
 
-def _split_state(
-    state: Array, problem: Arrays, n: int, bandwidth: int
-) -> tuple[Array, Array, Array, Array, int]:
-    """bottom f, bottom n, right f, right n out of the state's bytes, and the cells a pair takes in each."""
-    cells = int(saved_edge_cells(n, problem.m, problem.dtype, bandwidth))
-    floats, integers = state.view(problem.float_type), state.view(problem.int_type)
-    quarter = problem.batch * cells
-    return (
-        floats[:quarter],
-        integers[quarter : 2 * quarter],
-        floats[2 * quarter : 3 * quarter],
-        integers[3 * quarter : 4 * quarter],
-        cells,
+def _by_tile(arrays: Arrays, threads: int) -> bool:
+    """Whether pairs are so few that threads have to share them."""
+    return threads > 1 and arrays.pairs < 2 * threads and arrays.tiles.rows * arrays.tiles.kept > 1
+
+
+def _plan(arrays: Arrays, backward: bool) -> tuple[int, int, Schedule]:
+    """Number of threads, of places where a pair's memory can be, and the schedule."""
+    tiles = arrays.tiles
+    threads = threads_for(arrays.cells * (arrays.series.dimensions + 8))
+    by_tile = _by_tile(arrays, threads)
+    threads = threads if by_tile else min(threads, arrays.pairs)
+    schedule = Schedule(
+        *order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, backward),
+        by_tile,
+        np.zeros(1, np.int64),
+        np.zeros(arrays.pairs * tiles.rows * tiles.columns if by_tile else 1, np.int32),
+        np.full(2 * threads, -1, np.int64),
+        BACKWARD_SLICE if backward else SLICE,
+    )
+    return threads, arrays.pairs if by_tile else threads, schedule
+
+
+def _launch(
+    worker: Any, arrays: Arrays, threads: int, slots: int, backward: bool, arguments: tuple[Any, ...]
+) -> None:
+    """Run the workers, each with scratch memory of its own."""
+    float_type, int_type = arrays.float_type, arrays.int_type
+    floats, integers = _scratch_sizes(arrays, backward)
+    packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * arrays.series.dimensions
+    float_scratch = borrow(threads, floats, float_type)
+    integer_scratch = borrow(threads, integers, int_type)
+    packed = borrow(1, packed_size, float_type)
+
+    def all_arguments(k: int) -> tuple[Any, ...]:
+        return *arguments, Scratch(float_scratch[k], integer_scratch[k], packed[0]), k
+
+    compiled = compile_for(worker, arrays.dtype, all_arguments(0))
+    run(threads, lambda k: compiled(*all_arguments(k)))
+    give_back(float_scratch, floats, float_type)
+    give_back(integer_scratch, integers, int_type)
+    give_back(packed, packed_size, float_type)
+
+
+def _saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
+    """The edges of all tiles in the bytes of a state."""
+    stride = int(saved_edge_cells(n, arrays.series.columns, arrays.dtype, bandwidth))
+    content = state.numpy()
+    floats: Array = content.view(arrays.float_type)
+    integers: Array = content.view(arrays.int_type)
+    size = arrays.pairs * stride
+    return Edges(
+        floats[:size],
+        integers[size : 2 * size],
+        floats[2 * size : 3 * size],
+        integers[3 * size : 4 * size],
+        floats[:0],
+        integers[:0],
+        stride,
+        True,
     )
 
 
-def _by_tile(problem: Arrays, threads: int) -> bool:
-    return threads > 1 and problem.batch < 2 * threads and problem.tiles.rows * problem.tiles.kept > 1
+def _overwritten_edges(arrays: Arrays, slots: int) -> Edges:
+    """Memory for one row and one column of tiles."""
+    tiles = arrays.tiles
+    stride = max(tiles.rows, tiles.columns) * tiles.edge
+    floats: Array = np.empty((2, slots * stride), arrays.float_type)
+    integers: Array = np.empty((2, slots * stride), arrays.int_type)
+    corner_f: Array = np.empty(slots * tiles.rows, arrays.float_type)
+    corner_n: Array = np.empty(slots * tiles.rows, arrays.int_type)
+    return Edges(floats[0], integers[0], floats[1], integers[1], corner_f, corner_n, stride, False)
 
 
-def _forward(problem: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
-    tiles = problem.tiles
-    threads = threads_for(problem.cells * (problem.d + 8))
-    by_tile = _by_tile(problem, threads)
-    threads = threads if by_tile else min(threads, problem.batch)
-    slots = problem.batch if by_tile else threads
-    value = torch.empty(problem.batch, dtype=problem.dtype, device="cpu")
-    if save:
-        # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
-        state = zeroed_bytes(saved_bytes(problem.batch, n, problem.m, problem.dtype, bandwidth))
-        bottom_f, bottom_n, right_f, right_n, saved = _split_state(state.numpy(), problem, n, bandwidth)
-    else:
-        state = torch.empty(0, dtype=torch.uint8, device="cpu")
-        saved = max(tiles.rows, tiles.columns) * tiles.edge
-        bottom_f, right_f = np.empty((2, slots * saved), problem.float_type)
-        bottom_n, right_n = np.empty((2, slots * saved), problem.int_type)
-    corners_f: Array = np.empty(slots * tiles.rows, problem.float_type)
-    corners_n: Array = np.empty(slots * tiles.rows, problem.int_type)
-    packed_stride = tiles.columns * tiles.edge * problem.d
-    rows, columns = order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, False)
-    tickets = np.zeros(1, np.int64)
-    resume = np.full(2 * threads, -1, np.int64)
-    flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
-    floats, integers = _scratch_sizes(problem, False)
-    value_array = value.numpy()
-    common: tuple[Any, ...] = problem.common()
-    with (
-        borrowed(threads, floats, problem.float_type) as scratch,
-        borrowed(threads, integers, problem.int_type) as scratch_n,
-        borrowed(1, slots * packed_stride, problem.float_type) as (packed,),
-    ):
-        before: tuple[Any, ...] = (
-            *common,
-            tickets,
-            rows,
-            columns,
-            by_tile,
-            save,
-            value_array,
-            bottom_f,
-            bottom_n,
-            right_f,
-            right_n,
-            saved,
-            corners_f,
-            corners_n,
-            tiles.rows,
-            packed,
-            packed_stride,
-            flags,
-            resume,
-            SLICE,
-        )
-
-        def arguments(worker: int) -> tuple[Any, ...]:
-            return (*before, worker, scratch[worker], scratch_n[worker])
-
-        compile_for(kernels.forward_worker, problem.dtype, arguments(0))
-        run(threads, lambda worker: kernels.forward_worker(*arguments(worker)))
+def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
+    threads, slots, schedule = _plan(arrays, False)
+    value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
+    size = saved_bytes(arrays.pairs, n, arrays.series.columns, arrays.dtype, bandwidth) if save else 0
+    # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
+    state = zeroed_bytes(size)
+    edges = _saved_edges(state, arrays, n, bandwidth) if save else _overwritten_edges(arrays, slots)
+    arguments = (arrays.series, arrays.tiles, schedule, edges, value.numpy())
+    _launch(forward_worker, arrays, threads, slots, False, arguments)
     return value, state
 
 
 def _backward(
-    problem: Arrays,
-    n: int,
-    bandwidth: int,
-    grad: Tensor,
-    value: Tensor,
-    state: Tensor,
-    need_x: bool,
-    need_y: bool,
-    gx: Array,
-    gx_stride: int,
-    gy: Array,
-    gy_stride: int,
+    arrays: Arrays, problem: Problem, grad: Tensor, value: Tensor, state: Tensor, gx: Tensor, gy: Tensor
 ) -> None:
-    tiles = problem.tiles
-    threads = threads_for(problem.cells * (problem.d + 8))
-    by_tile = _by_tile(problem, threads)
-    threads = threads if by_tile else min(threads, problem.batch)
-    slots = problem.batch if by_tile else threads
-    bottom_f, bottom_n, right_f, right_n, saved = _split_state(
-        state.contiguous().numpy(), problem, n, bandwidth
+    threads, slots, schedule = _plan(arrays, True)
+    tiles = arrays.tiles
+    edges = _saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
+    gradients = Gradients(
+        materialized(grad.detach()).to(arrays.dtype).contiguous().numpy(),
+        value.detach().to(arrays.dtype).contiguous().numpy(),
+        # Weight too small to matter beside any other makes denormal numbers, which are slow.
+        2.0**-100 if arrays.dtype == torch.float32 else 2.0**-900,
+        problem.need_x,
+        problem.need_y,
+        gx.view(-1).numpy(),
+        problem.n * problem.x.shape[2],
+        gy.view(-1).numpy(),
+        problem.m * problem.x.shape[2],
     )
-    upward: Array = np.empty(slots * tiles.columns * tiles.edge, problem.float_type)
-    leftward: Array = np.empty(slots * tiles.rows * tiles.edge, problem.float_type)
-    cornerward: Array = np.empty(slots * (tiles.rows + tiles.columns), problem.float_type)
-    packed_stride = tiles.columns * tiles.edge * problem.d
-    rows, columns = order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, True)
-    tickets = np.zeros(1, np.int64)
-    resume = np.full(2 * threads, -1, np.int64)
-    flags = np.zeros(problem.batch * tiles.rows * tiles.columns if by_tile else 1, np.int32)
-    floats, integers = _scratch_sizes(problem, True)
-    gradient = materialized(grad.detach()).to(problem.dtype).contiguous().numpy()
-    values = value.detach().to(problem.dtype).contiguous().numpy()
-    # Mass too small to matter beside any other makes denormal numbers, which are slow.
-    smallest = 2.0**-100 if problem.dtype == torch.float32 else 2.0**-900
-    common: tuple[Any, ...] = problem.common()
-    with (
-        borrowed(threads, floats, problem.float_type) as scratch,
-        borrowed(threads, integers, problem.int_type) as scratch_n,
-        borrowed(1, slots * packed_stride, problem.float_type) as (packed,),
-    ):
-        before: tuple[Any, ...] = (
-            *common,
-            tickets,
-            rows,
-            columns,
-            by_tile,
-            gradient,
-            values,
-            bottom_f,
-            bottom_n,
-            right_f,
-            right_n,
-            saved,
-            upward,
-            leftward,
-            cornerward,
-            packed,
-            packed_stride,
-            flags,
-            resume,
-            BACKWARD_SLICE,
-        )
-        after = (
-            smallest,
-            need_x,
-            need_y,
-            gx,
-            gx_stride,
-            gy,
-            gy_stride,
-        )
-
-        def arguments(worker: int) -> tuple[Any, ...]:
-            return (*before, worker, scratch[worker], scratch_n[worker], *after)
-
-        compile_for(kernels.backward_worker, problem.dtype, arguments(0))
-        run(threads, lambda worker: kernels.backward_worker(*arguments(worker)))
+    flow = Flow(
+        np.empty(slots * tiles.columns * tiles.edge, arrays.float_type),
+        np.empty(slots * tiles.rows * tiles.edge, arrays.float_type),
+        np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
+    )
+    arguments = (arrays.series, tiles, schedule, edges, gradients, flow)
+    _launch(backward_worker, arrays, threads, slots, True, arguments)
 
 
 # --------------------------------------------------------------------------------------------------- backend
@@ -264,6 +201,10 @@ def _computable(problem: Problem) -> Problem:
 
 def _picked(problem: Problem, samples: Tensor) -> Problem:
     """The chosen samples in float64, which has a wide exponent; a broadcast side stays one series."""
+    if problem.pairs is not None:
+        listed = problem._replace(pairs=problem.pairs[samples]).gathered()
+        assert listed.y is not None
+        return listed._replace(x=listed.x.double(), y=listed.y.double())
 
     def side(tensor: Tensor) -> Tensor:
         return (tensor if tensor.shape[0] < problem.batch else tensor[samples]).to(torch.float64)
@@ -293,7 +234,6 @@ def state_bytes(problem: Problem) -> int:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,) and saved state. A cost of -inf gives NaN."""
-    problem = problem.gathered()
     problem = _computable(problem)
     arrays = arrays_of(problem)
     value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
@@ -307,28 +247,15 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
     asked = problem
-    problem = _computable(problem.gathered())
+    problem = _computable(problem)
     arrays = arrays_of(problem)
-    batch, (n, width) = problem.batch, problem.x.shape[1:]
-    gx = problem.x.new_zeros((batch, n, width) if problem.need_x else (0,))
-    gy = problem.x.new_zeros((batch, problem.m, width) if problem.need_y else (0,))
+    pairs, (n, width) = arrays.pairs, problem.x.shape[1:]
+    gx = problem.x.new_zeros((pairs, n, width) if problem.need_x else (0,))
+    gy = problem.x.new_zeros((pairs, problem.m, width) if problem.need_y else (0,))
     samples = _beyond_range(arrays, n)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
     narrow = grad.index_fill(0, samples, 0.0) if len(samples) else grad
-    _backward(
-        arrays,
-        n,
-        problem.bandwidth,
-        narrow,
-        value,
-        state,
-        problem.need_x,
-        problem.need_y,
-        gx.view(-1).numpy(),
-        n * width,
-        gy.view(-1).numpy(),
-        problem.m * width,
-    )
+    _backward(arrays, problem, narrow, value, state, gx, gy)
     if len(samples):
         wide = _picked(problem, samples)
         # The saved state is narrow: these few samples run forward once more.

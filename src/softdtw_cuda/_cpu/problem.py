@@ -1,35 +1,18 @@
-"""One batch as the CPU kernels see it: flat arrays, strides, lengths, and the tiles of its matrices."""
+"""The pairs of a problem as the CPU kernels see them: flat arrays, offsets, lengths, and tiles."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softdtw_cuda._cpu import kernels
+from softdtw_cuda._cpu.arguments import UNBANDED, Array, Series, Tiles
 from softdtw_cuda._cpu.config import saved_columns, tile_edge, tile_radius
 from softdtw_cuda._cpu.intrinsics import VECTOR_BYTES
 from softdtw_cuda._problem import Problem
-
-Array = Any
-
-
-class Tiles(NamedTuple):
-    """How the matrices of a batch are cut up: `kept` tiles of a row lie in the band of `radius` tiles.
-
-    `cells` of a matrix, or a few more, lie in the band.
-    """
-
-    edge: int
-    radius: int
-    rows: int
-    columns: int
-    kept: int
-    bandwidth: int
-    cells: int
 
 
 @functools.lru_cache(maxsize=256)
@@ -40,7 +23,7 @@ def _tiles(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> Tiles:
     radius = rows + columns if bandwidth < 0 else tile_radius(bandwidth, edge)
     kept = int(saved_columns(m, bandwidth, edge))
     cells = n * (m if bandwidth < 0 else min(m, 2 * bandwidth + 1))
-    return Tiles(edge, radius, rows, columns, kept, kernels.UNBANDED if bandwidth < 0 else bandwidth, cells)
+    return Tiles(edge, radius, rows, columns, kept, UNBANDED if bandwidth < 0 else bandwidth, cells)
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,48 +43,57 @@ def order_of_tiles(
 
 
 def _flat(tensor: Tensor) -> tuple[Array, int]:
-    """The tensor's memory as a flat array and the distance between samples (0 for a broadcast one)."""
-    batch, rows, columns = tensor.shape
+    """The tensor's memory as a flat array, and the distance between its series."""
+    count, rows, columns = tensor.shape
     if tensor.is_contiguous():
-        return tensor.detach().numpy().reshape(-1), 0 if batch == 1 else rows * columns
-    if tensor.stride(2) != 1 or tensor.stride(1) != columns:
+        return tensor.detach().numpy().reshape(-1), rows * columns
+    if tensor.stride(2) != 1 or tensor.stride(1) != columns or tensor.stride(0) < 0:
         tensor = tensor.contiguous()
-    stride = 0 if batch == 1 else tensor.stride(0)
-    if stride < 0:
-        tensor = tensor.contiguous()
-        stride = tensor.stride(0)
-    flat = torch.as_strided(tensor.detach(), ((batch - 1) * stride + rows * columns,), (1,))
+    stride = tensor.stride(0)
+    flat = torch.as_strided(tensor.detach(), ((count - 1) * stride + rows * columns,), (1,))
     return flat.numpy(), stride
 
 
+# Arrays that are the same from call to call are kept. Kernels do not write to them.
+
+
 @functools.lru_cache(maxsize=64)
-def _full_lengths(batch: int, full: int) -> Array:
-    return np.full(batch, full, np.int64)
+def _equal_steps(pairs: int, step: int) -> Array:
+    return np.arange(pairs, dtype=np.int64) * step
 
 
-def _lengths(lengths: Tensor | None, batch: int, full: int) -> Array:
-    """Not to be written to: those of whole series are shared from call to call."""
+@functools.lru_cache(maxsize=64)
+def _full_lengths(pairs: int, full: int) -> Array:
+    return np.full(pairs, full, np.int64)
+
+
+def _offsets(count: int, stride: int, indices: Array | None, pairs: int) -> Array:
+    """First element of each pair's series: by its index, or in order, or one series for all."""
+    if indices is not None:
+        return indices * stride
+    return _equal_steps(pairs, 0 if count == 1 else stride)
+
+
+def _lengths(lengths: Tensor | None, indices: Array | None, pairs: int, full: int) -> Array:
+    """Length of each pair's series."""
     if lengths is None:
-        return _full_lengths(batch, full)
-    return lengths.detach().to(torch.int64).contiguous().numpy()
+        return _full_lengths(pairs, full)
+    known: Array = lengths.detach().to(torch.int64).contiguous().numpy()
+    return known if indices is None else known[indices]
 
 
 class Arrays(NamedTuple):
-    """One batch as the kernels see it; ``x`` is the cost matrix when ``is_cost``."""
+    """The pairs of a problem, and how their matrices are cut up."""
 
-    is_cost: bool
-    x: Array
-    x_stride: int
-    y: Array
-    y_stride: int
-    m: int
-    d: int
-    x_lengths: Array
-    y_lengths: Array
-    gamma: float
+    series: Series
     tiles: Tiles
-    batch: int
     dtype: torch.dtype
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs."""
+        count: int = self.series.x_lengths.size
+        return count
 
     @property
     def float_type(self) -> type:
@@ -117,52 +109,28 @@ class Arrays(NamedTuple):
 
     @property
     def cells(self) -> int:
-        return self.batch * self.tiles.cells
-
-    def common(self) -> tuple[Any, ...]:
-        t = self.tiles
-        return (
-            self.is_cost,
-            self.x,
-            self.x_stride,
-            self.y,
-            self.y_stride,
-            self.m,
-            self.d,
-            self.x_lengths,
-            self.y_lengths,
-            self.gamma,
-            t.bandwidth,
-            t.edge,
-            t.kept,
-            t.rows,
-            t.columns,
-            t.radius,
-        )
+        return self.pairs * self.tiles.cells
 
 
 def arrays_of(problem: Problem) -> Arrays:
-    """The batch of a problem whose tensors are float32 or float64."""
-    x, y = problem.x, problem.y
-    batch, n, m = problem.batch, problem.n, problem.m
+    """The pairs of a problem whose tensors are float32 or float64."""
+    x, y, n, m = problem.x, problem.y, problem.n, problem.m
+    pairs = problem.batch
+    x_indices = y_indices = None
+    if problem.pairs is not None:
+        x_indices, y_indices = problem.pairs.to(torch.int64).t().contiguous().numpy()
     flat_x, x_stride = _flat(x)
-    if y is None:
-        flat_y, y_stride, d = flat_x, 0, 0
-    else:
-        flat_y, y_stride = _flat(y)
-        d = x.shape[2]
-    return Arrays(
+    flat_y, y_stride = (flat_x, 0) if y is None else _flat(y)
+    series = Series(
         y is None,
         flat_x,
-        x_stride,
         flat_y,
-        y_stride,
+        _offsets(x.shape[0], x_stride, x_indices, pairs),
+        _offsets(1 if y is None else y.shape[0], y_stride, y_indices, pairs),
+        _lengths(problem.x_lengths, x_indices, pairs, n),
+        _lengths(problem.y_lengths, y_indices, pairs, m),
         m,
-        d,
-        _lengths(problem.x_lengths, batch, n),
-        _lengths(problem.y_lengths, batch, m),
+        0 if y is None else x.shape[2],
         problem.gamma,
-        _tiles(n, m, x.dtype, problem.bandwidth),
-        batch,
-        x.dtype,
     )
+    return Arrays(series, _tiles(n, m, x.dtype, problem.bandwidth), x.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,22 +28,27 @@ def zeroed_bytes(size: int) -> torch.Tensor:
     return made
 
 
-@contextlib.contextmanager
-def borrowed(count: int, size: int, dtype: type) -> Iterator[list[Array]]:
-    """``count`` arrays that go back to a small store: fresh pages cost more than small problems.
+def borrow(count: int, size: int, dtype: type) -> list[Array]:
+    """``count`` arrays, from a small store where it has any: fresh pages cost more than small problems.
 
-    After an exception they do not, lest a thread that still writes to one meets the next call in it.
+    They go back with `give_back` when the work has succeeded. After an exception they do not, lest a thread
+    that still writes to one meets the next call in it.
     """
-    store = _scratch.setdefault((dtype, size), [])
+    store = _scratch.get((dtype, size), [])
     arrays = []
     for _ in range(count):
         try:
             arrays.append(store.pop())
         except IndexError:
             arrays.append(aligned(size, dtype))
-    yield arrays
+    return arrays
+
+
+def give_back(arrays: list[Array], size: int, dtype: type) -> None:
+    """Keep what was borrowed for the next call, unless it is large or there is enough already."""
     if len(_scratch) > 16:
         _scratch.clear()
+    store = _scratch.setdefault((dtype, size), [])
     for array in arrays:
         if len(store) < 2 * torch.get_num_threads() and array.nbytes < LARGEST_KEPT_BYTES:
             store.append(array)

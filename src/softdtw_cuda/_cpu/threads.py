@@ -107,6 +107,9 @@ def run(threads: int, work: Callable[[int], bool]) -> None:
     this function when the last of them has finished, however many more interrupts arrive meanwhile.
     """
     call = _Call(work)
+    if threads == 1:
+        call.loop(0)
+        return
     helpers = [_Helper(call, worker) for worker in range(1, threads)]
     interrupt: BaseException | None = None
     try:

@@ -139,11 +139,11 @@ class Kernel:
 
     @property
     def forward_shared(self) -> int:
-        return _forward_shared(self)
+        return _forward_shared(self).size
 
     @property
     def backward_shared(self) -> int:
-        return _backward_shared(self)
+        return _backward_shared(self).size
 
     @property
     def word_bytes(self) -> int:
@@ -207,63 +207,127 @@ def _padded(size: int, to: int = 16) -> int:
     return (size + to - 1) // to * to
 
 
-def _planes(k: Kernel) -> int:
-    return 2 if k.input_code == 0 else 1
+# ---- shared memory: the structures of the kernels, member by member, which static assertions there compare
 
 
-def _buffers(k: Kernel) -> int:
-    """A slice is staged while the one before is at work."""
-    return 2 if k.sliced else 1
+@dataclass(frozen=True)
+class _Type:
+    """Size and alignment of a C++ type."""
+
+    size: int
+    alignment: int
+
+    def __mul__(self, count: int) -> _Type:
+        """An array."""
+        return _Type(self.size * count, self.alignment)
+
+    def aligned(self, to: int) -> _Type:
+        """A member with `alignas(to)`."""
+        return _Type(self.size, max(self.alignment, to))
 
 
-def _cost_making_shared(k: Kernel) -> int:
-    if k.mode == TENSOR:
-        planes_of_x = _buffers(k) * _padded(_planes(k) * k.strip_rows * (k.dims + 8) * 2)
-        frame = planes_of_x + k.dims * 4 + k.strip_rows * 4 + 32
-        rows = _buffers(k) * _padded(_planes(k) * 32 * (k.dims + 8) * 2) + 32 * 4
-        return _padded(frame + rows + ((k.dims + MOST_CENTRES) * 4 + 16 if k.sliced else 16))
-    return _padded((32 * k.dims * 4 if k.mode == DIRECT else 0) + 48)
+_WORD = _Type(4, 4)
+"""float, i32, u32"""
+_FEATURES = _Type(16, 8)
+_ORDER = _WORD * 2
 
 
-def _forward_shared(k: Kernel) -> int:
-    state = 2 * (8 if k.wide else 4)
-    if k.source == PAIR:
-        return _padded(PAIR_WINDOW * k.dims * 4 + 64 * state, 64)
-    if k.source != TILED:
-        return _padded(64 * state + ((k.strip_rows + 32) * 4 if k.mode == UNIVARIATE else 0) + 48)
+def _struct(*members: _Type, alignment: int = 1) -> _Type:
+    size = 0
+    for member in members:
+        size = _padded(size, member.alignment) + member.size
+        alignment = max(alignment, member.alignment)
+    return _Type(_padded(size, alignment), alignment)
+
+
+_STRIP = _struct(_WORD * 11, _Type(3, 1))
+_SCHEDULE = _struct(_STRIP, _WORD * 10, _Type(2, 1))
+
+
+def _vector(k: Kernel, reals: int) -> _Type:
+    """Numbers of a lane that are read in one access."""
+    size = (8 if k.wide else 4) * reals
+    return _Type(size, size)
+
+
+def _planes(k: Kernel, rows: int) -> _Type:
+    """Rows of features as operands of tensor cores, in two planes for float32."""
+    planes = 2 if k.input_code == 0 else 1
+    return (_Type(2, 2) * (planes * rows * (k.dims + 8))).aligned(16)
+
+
+def _normalization(k: Kernel) -> _Type:
+    if k.mode != TENSOR:
+        return _WORD
+    own = (
+        (_WORD * MOST_CENTRES).aligned(16) if k.sliced else _struct(_planes(k, k.strip_rows), _WORD * k.dims)
+    )
+    return _struct(own, _WORD * k.strip_rows, _WORD, _FEATURES.aligned(16))
+
+
+def _cost_shared(k: Kernel) -> _Type:
+    if k.mode == COST:
+        return _WORD
+    if k.mode == DIRECT:
+        return _WORD * (32 * k.dims)
+    if not k.sliced:
+        return _struct(_planes(k, 32), _WORD * 32)
+    return _struct(_planes(k, 2 * 32), _WORD * 32, _planes(k, 2 * k.strip_rows), _WORD * k.dims)
+
+
+def _grad_shared(k: Kernel) -> _Type:
+    if k.mode == COST:
+        return _WORD
+    if k.mode == DIRECT:
+        return _WORD * ((k.strip_rows + 32) * k.dims + 4 * k.strip_rows * (k.dims + 1))
+    if not k.sliced:
+        return _struct(_planes(k, 32))
+    return _struct(_planes(k, 2 * k.strip_rows), _WORD * k.dims, _planes(k, 2 * 32))
+
+
+def _ring(k: Kernel, chunks: int) -> _Type:
+    """Steps of all rows of a strip."""
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
-    ring = (k.lane_rows + 2) * 32 * stride * 4
-    return ring + _cost_making_shared(k) + 64 * state + 16
+    return (_WORD * (chunks * 32 * stride)).aligned(16)
 
 
-def _backward_shared(k: Kernel) -> int:
-    real = 8 if k.wide else 4
+def _window(k: Kernel, columns: int) -> _Type:
+    """Columns of y, in vectors of up to four features."""
+    return _vector(k, min(k.dims, 4)) * (columns * max(k.dims // 4, 1))
+
+
+def _forward_shared(k: Kernel) -> _Type:
+    rows = _vector(k, 2) * 64
     if k.source == PAIR:
-        shares = 32 * 32 * k.lane_rows * 2 * real
-        return _padded(shares + (PAIR_WINDOW + 32) * k.dims * 4 + 32 * 8 + 64 * real, 64)
+        return _struct(_window(k, PAIR_WINDOW), rows, alignment=64)
+    if k.source == WIDE_SOURCE:
+        return _struct(rows, alignment=64)
+    if k.source == UNIVARIATE_SOURCE:
+        return _struct(rows, _WORD * (k.strip_rows + 32), alignment=64)
+    return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _WORD)
+
+
+def _backward_shared(k: Kernel) -> _Type:
+    shares, left, state = _vector(k, 2 * k.lane_rows), _vector(k, k.lane_rows), _vector(k, 2)
+    if k.source == PAIR:
+        windows = _window(k, PAIR_WINDOW), _window(k, 32)
+        return _struct(shares * 1024, *windows, state * 32, _WORD * 64, alignment=64)
     if k.source != TILED:
-        flow = 2 * real
-        shares = (3 if k.banded or k.wide else 2) * k.subwalk
-        size = shares * k.strip_rows * real + 2 * k.subwalk * flow + k.checkpoint * 2 * real
-        size += max(k.checkpoint // k.subwalk - 2, 0) * 2 * k.strip_rows * 2 * real
-        if k.mode == UNIVARIATE:
-            size += (k.strip_rows + k.checkpoint) * 4
-        return _padded(size + 48)
-    stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
+        members = [shares * (k.subwalk * 32), *([left * (k.subwalk * 32)] if k.banded else [])]
+        members += [state * (2 * k.subwalk), state * k.checkpoint]
+        if k.source == WIDE_SOURCE:
+            members.append(state * (2 * k.strip_rows * (k.checkpoint // k.subwalk - 2)))
+        else:
+            members.append(_WORD * (k.strip_rows + k.checkpoint))
+        return _struct(*members, alignment=64)
     chunks = k.checkpoint // 32
-    size = (k.lane_rows + 2 * chunks) * 32 * stride * 4 + (k.lane_rows + 2) * 32 * stride * 4
-    shares = 3 * (chunks + 1) if k.banded else 2 * (chunks + 1) + 1
-    size += shares * 32 * k.strip_rows * 4
-    size += _cost_making_shared(k)
-    if k.mode == TENSOR:
-        rows = k.strip_rows + 32 if k.sliced else 32
-        size += _buffers(k) * _padded(_planes(k) * rows * (k.dims + 8) * 2) + 16
-        size += k.dims * 4 if k.sliced else 0
-    elif k.mode == DIRECT:
-        size += (k.strip_rows + 32) * k.dims * 4 + 4 * k.strip_rows * (k.dims + 1) * 4 + k.strip_rows * 4 + 16
-    else:
-        size += k.strip_rows * 4 + 16
-    return _padded(size + 32 * 8 + 64 * 4 + 128)
+    slots = chunks + 1
+    return _struct(
+        *(_ring(k, k.lane_rows + 2 * chunks), _ring(k, k.lane_rows + 2)),
+        *(shares * (slots * 1024), left * ((slots if k.banded else 1) * 1024)),
+        *(_normalization(k), _cost_shared(k), _grad_shared(k), state * 32, _WORD * 64),
+        *(_WORD * 8, _ORDER * 2, _SCHEDULE, _WORD),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@
 // where the first weight of LEAST_WEIGHT or more comes from the strip below, and ends when it has passed on all of it.
 #pragma once
 
-struct alignas(8 * LANE_ROWS) LaneShares { float up[LANE_ROWS], diagonal[LANE_ROWS]; };  // the left share is what these leave
 struct alignas(64) BackwardShared {
   LaneShares shares[32][32];
   Window y;
@@ -186,4 +185,4 @@ DEVICE Range backward_strip(const Params& p, const Strip& s, const Range& receiv
   return passed;
 }
 
-static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");

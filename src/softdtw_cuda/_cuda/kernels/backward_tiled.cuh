@@ -9,11 +9,6 @@
 // flag: a fixed order, so results are bitwise reproducible.
 #pragma once
 
-// Where nothing is forbidden the left share is what the other two leave of E, and need not be kept; next to a forbidden
-// cell it must be exactly nothing, so there it is.
-#define KEEP_LEFT BANDED
-struct alignas(8 * LANE_ROWS) LaneShares { float up[LANE_ROWS], diagonal[LANE_ROWS]; };
-
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
@@ -24,7 +19,7 @@ struct alignas(16) BackwardShared {
   GradShared grads;
   StoredState top[32];
   float passed_in[32], passed_out[32];
-  // What one role tells the others, written in a slot and read in the next: two of each, by turns.
+  // What one role leaves for the others, written in a slot and read in the next: two of each, alternating.
   i32 more[2];          // by place_of_slot: whether another slot follows
   i32 below_end[2];     // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 active_tile[2];   // by the sweep's chunk: the last tile with weight, NOWHERE while there is none
@@ -33,7 +28,7 @@ struct alignas(16) BackwardShared {
   BackwardSchedule schedule;
   u32 ticket;
 };
-static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
 
@@ -88,16 +83,10 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
       warp_barrier();
       const i32 at = share_slot(order, sub);
       TileSteps steps{shared.costs + ring_start(chunk, COST_CHUNKS), shared.top};
-      LaneShares share_of_rows;
-      LaneReals left_of_rows;
-      walk(w, 32, steps, [&](int q, const Terms& t, real sum) {
-        Shares share = shares_of(t, sum);
-        share_of_rows.up[q] = share.up;
-        share_of_rows.diagonal[q] = share.diagonal;
-        left_of_rows.row[q] = share.left;
-      }, [&](i32 step) {
-        shared.shares[at][step][lane] = share_of_rows;
-        if (KEEP_LEFT) shared.left[at][step][lane] = left_of_rows;
+      StepShares now;
+      walk(w, 32, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
+        shared.shares[at][step][lane] = now.shares;
+        if (KEEP_LEFT) shared.left[at][step][lane] = now.left;
       });
     }
     block_barrier();
@@ -112,8 +101,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
   const i32 walk_index = schedule.walk_index, chunks = schedule.chunks, top_chunk = schedule.top_chunk;
   const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
   const HandoffRow row = handoff_row(p, s.pair);
-  const float value = ((const float*)p.value)[s.pair];
-  const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
+  const float seed = seed_of(((const float*)p.value)[s.pair]);
   const i32 end = s.is_last ? final_step(s) : -1;
   const u32* end_below = end_of(p, row, walk_index - 1);
   i32 slots = schedule.slots;  // until the end is known
@@ -122,8 +110,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
   bool sent = false, ended = false;
   auto publish_active_tile = [&]() { if (has_neighbours && lane == 0) publish_begin(p, row, walk_index, active_tile); };
   if (active_tile != NOWHERE) publish_active_tile();
-  // What each row's last cell sends on; to the left it is `left`, or with a band `left` times left_share. Products and
-  // sums are written as the instructions that they are: chosen by the compiler, they would differ from kernel to kernel.
+  // What each row's last cell passes on; to the left it is `left`, or with a band `left` times left_share.
   float left[LANE_ROWS], left_share[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = left_share[q] = diagonal[q] = pass[q] = 0.0f;
   i32 column = top_chunk * 32 + lane - (STRIP_ROWS - 1);
@@ -175,11 +162,9 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
             const float come = q + 1 < LANE_ROWS ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed;
             e.row[q] = KEEP_LEFT ? multiply_add(left[q], left_share[q], come) : left[q] + come;
             if (decltype(with_end)::value && base + eight + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e.row[q] = seed;
-            const float without_up = multiply_add(-e.row[q], share.up[q], e.row[q]);
-            left[q] = KEEP_LEFT ? e.row[q] : multiply_add(-e.row[q], share.diagonal[q], without_up);
+            left[q] = KEEP_LEFT ? e.row[q] : leave_left(e.row[q], share.up[q], share.diagonal[q]);
             if (KEEP_LEFT) left_share[q] = left8[k].row[q];
-            pass[q] = multiply_add(e.row[q], share.up[q], diagonal[q]);
-            diagonal[q] = e.row[q] * share.diagonal[q];
+            pass_on(e.row[q], share.up[q], share.diagonal[q], pass[q], diagonal[q]);
           }
           *(LaneReals*)&align[eight + k][lane * LANE_ROWS] = e;
           if (lane == 0) shared.passed_out[eight + k] = pass[0];

@@ -24,22 +24,17 @@
 static_assert(SUBWALK <= 32, "one lane has one column of a subwalk");
 static_assert(CHECKPOINT % 32 == 0 && SUBWALKS <= 2, "checkpoint inputs are whole columns, and a second walk starts from them");
 
-// Where nothing is forbidden the left share is what the other two leave of E, and need not be kept; next to a forbidden
-// cell it must be exactly nothing, so there it is.
-#define KEEP_LEFT BANDED
 #define SWEPT_AT_A_TIME 8  // steps whose shares are read before any flow is written
-struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], diagonal[LANE_ROWS]; };
-struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
 struct alignas(64) BackwardShared {
   LaneShares shares[SUBWALK][32];
 #if KEEP_LEFT
-  LeftShares left[SUBWALK][32];
+  LaneReals left[SUBWALK][32];
 #endif
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
   float y[STRIP_ROWS + CHECKPOINT];
 };
-static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
 
 // What the walk from a checkpoint needs of memory, loaded one checkpoint ahead.
 struct CheckpointInputs {
@@ -98,10 +93,9 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
   const HandoffRow row = handoff_row(p, s.pair);
   const StoredState* bound = saved_bound(p, s, s.index - 1);
-  const double value = (double)((const result_type*)p.value)[s.pair];
+  const result_type value = ((const result_type*)p.value)[s.pair];
   const double grad = (double)gradient_of_value(p, s.pair);
-  // No path at all: nothing to pass back. A NaN poisons the sample.
-  const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
+  const real seed = seed_of(value);
   const i32 end = s.is_last ? final_step(s) : -1;
   Costs costs = open_costs(p, s);
   real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
@@ -111,7 +105,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   UNROLL for (int q = 0; q < LANE_ROWS; q++) gx[q] = gy[q] = 0;
   const float reference = to_float(*x_of(p, s));
   i32 begin = last_step(s) / CHECKPOINT, reach = s.m - 1;
-  const bool unpruned = !(value - value == 0.0);  // a pair without a path, or poisoned
+  const bool unpruned = !has_path(value);  // a pair without a path, or poisoned
   const u32* end_below = end_of(p, row, walk_index - 1);
   i32 reach_below = s.m - 1;
   bool received = s.is_last, finished = false;  // whether weight has come; whether it has left again
@@ -156,17 +150,11 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       if (wanted) ahead = load_word(row, flow_column);
       UnivariateSteps steps{costs, s, y_at, first, shared.top + first - base};
       steps.seek();
-      LaneShares share_of_rows;
-      LeftShares left_of_rows;
-      walk(w, SUBWALK, steps, [&](int q, const Terms& t, real sum) {
-        Shares share = shares_of(t, sum);
-        share_of_rows.up[q] = share.up;
-        share_of_rows.diagonal[q] = share.diagonal;
-        left_of_rows.left[q] = share.left;
-      }, [&](i32 step) {
-        shared.shares[step][lane] = share_of_rows;
+      StepShares now;
+      walk(w, SUBWALK, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
+        shared.shares[step][lane] = now.shares;
 #if KEEP_LEFT
-        shared.left[step][lane] = left_of_rows;
+        shared.left[step][lane] = now.left;
 #endif
       });
       Flow from_below{0, 0};
@@ -175,10 +163,10 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       received = received || any_lane(from_below.pass != (real)0);
       if (lane < SUBWALK) shared.flow_in[lane] = from_below;
       warp_barrier();
-      UNROLL for (int q = 0; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
+      UNROLL for (int q = 1; q < LANE_ROWS; q++) costs.y[q] = y_at[first + SUBWALK - lane * LANE_ROWS - q];
       auto sweep_part = [&](auto with_end, i32 part) {
         LaneShares shares[SWEPT_AT_A_TIME];
-        LeftShares lefts[SWEPT_AT_A_TIME];
+        LaneReals lefts[SWEPT_AT_A_TIME];
         Flow flows[SWEPT_AT_A_TIME];
         UNROLL for (int k = 0; k < SWEPT_AT_A_TIME; k++) {
           shares[k] = shared.shares[part + k][lane];
@@ -201,8 +189,9 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           UNROLL for (int q = 0; q < LANE_ROWS; q++) {
             real e = left[q] + (q < LANE_ROWS - 1 ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : in.pass);
             if (decltype(with_end)::value && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
-            real up = e * share.up[q], diagonally = e * share.diagonal[q];
-            left[q] = KEEP_LEFT ? e * lefts[k].left[q] : e - up - diagonally;
+            // As pass_on and leave_left, but rounded as the compiler fuses it; those would change last bits.
+            const real up = e * share.up[q], diagonally = e * share.diagonal[q];
+            left[q] = KEEP_LEFT ? e * lefts[k].row[q] : e - up - diagonally;
             pass[q] = up + diagonal[q];
             diagonal[q] = diagonally;
             real difference = costs.x[q] - costs.y[q];

@@ -10,16 +10,14 @@
 static_assert(SUBWALK <= 32, "one lane has one column of a subwalk");
 static_assert(SUBWALKS > 2, "states are kept of all subwalks but the first and the last");
 
-struct alignas(2 * sizeof(real) * LANE_ROWS) LaneShares { real up[LANE_ROWS], diagonal[LANE_ROWS]; };
-struct alignas(sizeof(real) * LANE_ROWS) LeftShares { real left[LANE_ROWS]; };
 struct alignas(64) BackwardShared {
   LaneShares shares[SUBWALK][32];
-  LeftShares left[SUBWALK][32];
+  LaneReals left[SUBWALK][32];
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
   SavedStates states[SUBWALKS - 2];  // at the begin of subwalks 1 and on, the last excepted
 };
-static_assert(sizeof(BackwardShared) <= BACKWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
 
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 lane = (i32)lane_index();
@@ -27,10 +25,9 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
   const u32 owner_in = (u32)(walk_index - 1), owner_out = (u32)walk_index;
   const HandoffRow row = handoff_row(p, s.pair);
   const StoredState* bound = saved_bound(p, s, s.index - 1);
-  const double value = (double)((const result_type*)p.value)[s.pair];
+  const result_type value = ((const result_type*)p.value)[s.pair];
   const double grad = (double)gradient_of_value(p, s.pair);
-  // No path at all: nothing to pass back. A NaN poisons the sample.
-  const real seed = value - value == 0.0 ? (real)1 : value != value ? (real)value : (real)0;
+  const real seed = seed_of(value);
   const i32 end = s.is_last ? final_step(s) : -1;
   const Costs costs = open_costs(p, s);
   real left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];  // what each row's last cell sends on
@@ -63,16 +60,10 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       RowWord ahead{};
       if (wanted) ahead = load_word(row, flow_column);
       WideSteps steps{costs, p, s, first, shared.top + first - base};
-      LaneShares share_of_rows;
-      LeftShares left_of_rows;
-      walk(w, SUBWALK, steps, [&](int q, const Terms& t, real sum) {
-        Shares share = shares_of(t, sum);
-        share_of_rows.up[q] = share.up;
-        share_of_rows.diagonal[q] = share.diagonal;
-        left_of_rows.left[q] = share.left;
-      }, [&](i32 step) {
-        shared.shares[step][lane] = share_of_rows;
-        shared.left[step][lane] = left_of_rows;
+      StepShares now;
+      walk(w, SUBWALK, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
+        shared.shares[step][lane] = now.shares;
+        shared.left[step][lane] = now.left;
       });
       if (wanted && !is_from(ahead, owner_in))
         ahead = await_word(row, flow_column, owner_in, Waiter{"what the strip below passes up", s.pair, s.index});
@@ -86,7 +77,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       UNROLL_BY(1) for (i32 k = SUBWALK - 1; k >= 0; k--) {
         const i32 step = first + k;
         const LaneShares share = shared.shares[k][lane];
-        const LeftShares left_share = shared.left[k][lane];
+        const LaneReals left_share = shared.left[k][lane];
         real passed = from_lane_below(pass[0]);
         if (lane == 31) passed = shared.flow_in[k].pass;
         // Rows in order: row q reads what row q + 1 passed in the step before, which must not be overwritten yet.
@@ -94,10 +85,8 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           real e = left[q] + (q < LANE_ROWS - 1 ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed);
           const i32 own_row = s.first_row + lane * LANE_ROWS + q, column = step - lane * LANE_ROWS - q;
           if (step == end && own_row == s.n - 1) e = seed;
-          real up = e * share.up[q], diagonally = e * share.diagonal[q];
-          left[q] = e * left_share.left[q];
-          pass[q] = up + diagonal[q];
-          diagonal[q] = diagonally;
+          left[q] = e * left_share.row[q];
+          pass_on(e, share.up[q], share.diagonal[q], pass[q], diagonal[q]);
           if (own_row < s.n && in_band(s, own_row, column) && e != (real)0) {
             if constexpr (MODE == COST_MATRIX)
               store_gradient(p.grad_x, ((i64)s.pair * p.n + own_row) * p.m + column, (result_type)(e * grad), p.grad_x_wide);

@@ -12,3 +12,4 @@
 #include "walker.cuh"
 #include "checkpoint.cuh"
 #include "forward.cuh"
+#include "sweep.cuh"

@@ -58,4 +58,4 @@ DEVICE void forward_strip(const Params& p, const Strip& s, const Features& refer
   }
 }
 
-static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");

@@ -8,7 +8,7 @@ struct alignas(16) ForwardShared {
   StoredState top[32], bottom[32];
   u32 ticket;
 };
-static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
 
 #define FORWARD_THREADS (32 * 5)
 DEVICE void walk_forward(const Params& p, const Strip& s, ForwardShared& shared, i32 begin, i32 finish) {

@@ -2,7 +2,7 @@
 #pragma once
 
 struct alignas(64) ForwardShared { StoredState top[32], bottom[32]; };
-static_assert(sizeof(ForwardShared) <= FORWARD_SHARED, "the launcher asks for too little shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
 
 DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared) {
   ForwardWalk f = open_forward(p, s);

@@ -51,7 +51,7 @@ KERNEL THREADS_PER_BLOCK(32, PAIR_BACKWARD_BLOCKS) pair_backward(GRID_CONSTANT c
   const Strip first = strip_of(p, pair, 0);
   if (!first.valid || !is_in_range(p, pair)) return;
   const float value = ((const float*)p.value)[pair];
-  const float seed = value - value == 0.0f ? 1.0f : value != value ? value : 0.0f;
+  const float seed = seed_of(value);
   const float factor = 2.0f * gradient_of_value(p, pair);
   const i32 numbers = first.m * p.d;
   float* sums = (float*)p.sum_y + (i64)pair * p.m * p.d;

@@ -1,4 +1,4 @@
-// What a strip of the backward tells the strips above it, to prune where E has no weight.
+// What a strip of the backward publishes for the strips above it, to prune where E has no weight.
 //
 // E, the alignment weight, is next to nothing but for a neighbourhood of the likely paths. A strip leaves the rest out,
 // and publishes by two words behind the pair's hand-off row where its active region begins and where it has ended.

@@ -62,8 +62,7 @@ DEVICE BackwardSchedule schedule_of(const Params& p, const Strip& s, i32 walk_in
 // By one thread: waits until it is known where the strip begins.
 template <bool ALONE> DEVICE BackwardSchedule await_schedule(const Params& p, const Strip& s) {
   const i32 walk_index = (s.n - 1) / STRIP_ROWS - s.index, from = walk_index - p.start_lag;
-  const float value = ((const float*)p.value)[s.pair];
-  const bool unpruned = !(value - value == 0.0f);
+  const bool unpruned = !has_path(((const float*)p.value)[s.pair]);
   i32 start = last_step(s) / 32;
   if (PRUNES_TILES && !ALONE && !unpruned && from >= 0) {
     const i32 last = await_begin(p, s, handoff_row(p, s.pair), from) + LANE_ROWS;

@@ -23,8 +23,6 @@
 static_assert(LANE_ROWS == 1 || CHECKPOINT > 32, "the ring of costs would be too short");
 
 typedef float Step[STEP_STRIDE];
-// A lane's rows, read and written in one access.
-struct alignas(4 * LANE_ROWS) LaneReals { float row[LANE_ROWS]; };
 
 // Position of (chunk, step within it) in a ring of `chunks` chunks.
 DEVICE i32 ring_start(i32 chunk, i32 chunks) { return (chunk % chunks) * 32; }

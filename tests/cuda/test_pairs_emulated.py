@@ -12,6 +12,8 @@ from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
 
+pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
+
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 K, L, N, M = 4, 3, 70, 83
 PAIRS = [[0, 1], [0, 1], [3, 0], [1, 2], [3, 2], [2, 0]]

@@ -1,0 +1,200 @@
+"""The backward: gradients, tile by tile in the reverse of the forward's order.
+
+Each tile is computed again from its saved top and left boundary, then swept by eq. (8).
+"""
+
+from __future__ import annotations
+
+import math
+
+from softdtw_cuda._cpu.arguments import (
+    Array,
+    Border,
+    Boundary,
+    Directions,
+    Edges,
+    Flow,
+    Gradients,
+    Grid,
+    Place,
+    Schedule,
+    Scratch,
+    Series,
+    Tiles,
+)
+from softdtw_cuda._cpu.compile import jit, kernel
+from softdtw_cuda._cpu.costs import pack_tile, tile_costs
+from softdtw_cuda._cpu.forward import saved_boundary
+from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
+from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
+from softdtw_cuda._cpu.intrinsics import lanes_of
+from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
+from softdtw_cuda._cpu.sweep import sweep
+from softdtw_cuda._cpu.walk import scale_of, walk
+
+
+@jit
+def _fill_with_nan(series: Series, gradients: Gradients, pair: int) -> None:
+    """The gradients of a pair whose value is NaN; its padding stays zero."""
+    height, width = series.x_lengths[pair], series.y_lengths[pair]
+    x_start, y_start = pair * gradients.x_stride, pair * gradients.y_stride
+    if series.is_cost:
+        for i in range(height):
+            for j in range(width):
+                gradients.x[x_start + i * series.columns + j] = math.nan
+        return
+    if gradients.need_x:
+        for k in range(height * series.dimensions):
+            gradients.x[x_start + k] = math.nan
+    if gradients.need_y:
+        for k in range(width * series.dimensions):
+            gradients.y[y_start + k] = math.nan
+
+
+@jit
+def _take_inflow(
+    flow: Flow,
+    outflow: Border,
+    corner: int,
+    grid: Grid,
+    place: Place,
+    inflow: Border,
+    height: int,
+    width: int,
+) -> None:
+    """Take the weight that the tiles below, right and below-right sent; what this one sends starts at 0."""
+    row, column = place.row, place.column
+    has_below, has_beside = tile_in_band(grid, row + 1, column), tile_in_band(grid, row, column + 1)
+    for b in range(width):
+        inflow.row[b] = outflow.row[b] if has_below else 0
+        outflow.row[b] = 0
+    for a in range(height):
+        inflow.column[a] = outflow.column[a] if has_beside else 0
+        outflow.column[a] = 0
+    if tile_in_band(grid, row + 1, column + 1):
+        inflow.row[width - 1] = inflow.row[width - 1] + flow.cornerward[corner]
+    if row == grid.rows - 1 and column == grid.columns - 1:
+        inflow.row[width - 1] = 1
+    flow.cornerward[corner] = 0
+
+
+@jit
+def _reach(weights: Array, count: int) -> int:
+    """One more than the index of the last of `count` weights that is not zero."""
+    while count > 0 and weights[count - 1] == 0:
+        count -= 1
+    return count
+
+
+@kernel
+def backward_worker(
+    series: Series,
+    tiles: Tiles,
+    schedule: Schedule,
+    edges: Edges,
+    gradients: Gradients,
+    flow: Flow,
+    scratch: Scratch,
+    worker: int,
+) -> bool:
+    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile."""
+    pairs = series.x_lengths.size
+    edge, dimensions = tiles.edge, series.dimensions
+    floats = scratch.floats
+    lanes = lanes_of(floats)
+    span = 3 * (edge + 3 * lanes)
+    plane = (2 * edge + 3 * lanes) * (edge + lanes)
+    rows = floats[: (edge + 4 * lanes) * (edge + lanes)]
+    used = rows.size
+    diagonals = floats[used : used + plane]
+    used += plane
+    shares = Directions(
+        floats[used : used + plane],
+        floats[used + plane : used + 2 * plane],
+        floats[used + 2 * plane : used + 3 * plane],
+    )
+    used += 3 * plane
+    line_f = floats[used : used + span]
+    used += span
+    lines = Directions(
+        floats[used : used + span],
+        floats[used + span : used + 2 * span],
+        floats[used + 2 * span : used + 3 * span],
+    )
+    used += 3 * span
+    inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    used += 2 * edge
+    line_n = scratch.integers[:span]
+    memory = GradientMemory(floats[used:], scratch.integers[span:])
+
+    budget = schedule.budget
+    while True:
+        ticket, first_tile = next_ticket(schedule, pairs, budget, worker)
+        if ticket == NONE_LEFT:
+            return False
+        if ticket == SLICE_OVER:
+            return True
+        pair = ticket % pairs
+        last_tile = first_tile + 1 if schedule.by_tile else schedule.tile_rows.size
+        grid = grid_of(series, tiles, pair)
+        slot = pair if schedule.by_tile else worker
+        packed_start = slot * tiles.columns * edge * dimensions
+
+        value = gradients.value[pair]
+        if math.isnan(value):
+            if first_tile == 0:
+                _fill_with_nan(series, gradients, pair)
+                budget -= series.x_lengths[pair] * (series.y_lengths[pair] if series.is_cost else dimensions)
+            continue
+        if math.isinf(value) or gradients.grad[pair] == 0:
+            continue
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
+        if schedule.by_tile:
+            row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
+            if not is_ready(schedule, tiles, grid, pair, row, column, 1):
+                put_back(schedule, ticket, first_tile, worker)
+                return True
+
+        for tile_index in range(first_tile, last_tile):
+            if budget <= 0:
+                put_back(schedule, ticket, tile_index, worker)
+                return True
+            row, column = schedule.tile_rows[tile_index], schedule.tile_columns[tile_index]
+            if row >= grid.rows or column >= grid.columns:
+                continue
+            place = Place(pair, row, column, packed_start)
+            height = min(edge, series.x_lengths[pair] - row * edge)
+            width = min(edge, series.y_lengths[pair] - column * edge)
+            budget -= (height * width + edge) * (dimensions + 8)
+            if not tile_in_band(grid, row + 1, column):
+                pack_tile(series, place, width, edge, scratch.packed)
+            up_start = (slot * tiles.columns + column) * edge
+            left_start = (slot * tiles.rows + row) * edge
+            outflow = Border(
+                flow.upward[up_start : up_start + width], flow.leftward[left_start : left_start + height]
+            )
+            corner = slot * (tiles.rows + tiles.columns) + tiles.rows + column - row
+            _take_inflow(flow, outflow, corner, grid, place, inflow, height, width)
+
+            # Weight moves up and left only: what lies below and right of all inflow has none.
+            reach_below, reach_beside = _reach(inflow.row, width), _reach(inflow.column, height)
+            if reach_beside == 0:
+                width = reach_below
+            elif reach_below == 0:
+                height = reach_beside
+            tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
+            if reach_below + reach_beside > 0:
+                tile_costs(series, place, tile, scratch, rows)
+                shear(rows, tile, diagonals)
+                found = saved_boundary(edges, tiles, grid, place, line_n)
+                boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
+                walk(diagonals, tile, scale, line_f, line_n, edges, boundary, True, shares)
+                if has_cells_outside(tile):
+                    clear_margins(diagonals, tile)
+                flow.cornerward[corner] = sweep(
+                    tile, gradients.smallest, shares, lines, inflow, diagonals, outflow
+                )
+                unshear(diagonals, tile, rows)
+                add_gradients(rows, tile, place, series, gradients, scratch.packed, memory)
+            finish(schedule, tiles, pair, row, column)
