@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from benchmarks.error_budget import Shape, measure_second_order
 from softdtw_cuda import (
     SoftDTW,
     _reference,
@@ -284,6 +285,16 @@ class TestHessian:
             (expected,) = torch.autograd.grad((gradient * tangent.double()).sum(), exact)
             assert measured.dtype == dtype
             assert relative(measured, expected.cpu()) < bound
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0])
+def test_float32_error_budget(device: str, gamma: float) -> None:
+    """A part of the grid that `python -m benchmarks.error_budget --second-order` runs in full."""
+    shapes = [Shape(32, 32, 1, 0.0), Shape(127, 109, 16, 1000.0)]
+    cases = list(measure_second_order(shapes, gamma, device))
+    assert {case.what for case in cases} == {"hvp", "expected"}
+    for case in cases:
+        assert case.passed, case
 
 
 class TestTransforms:
