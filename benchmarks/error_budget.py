@@ -85,8 +85,9 @@ def series(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def relative(measured: Tensor, truth: Tensor) -> float:
     """Norm of the difference over the norm of the truth; zero where both are zero."""
-    norm = torch.linalg.vector_norm(truth).clamp(min=1e-300)
-    return (torch.linalg.vector_norm(measured - truth) / norm).item()
+    norm: float = torch.linalg.vector_norm(truth).item()
+    difference: float = torch.linalg.vector_norm(measured - truth).item()
+    return difference / norm if norm else difference
 
 
 def gradients(alignment: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,7 @@ def measure_second_order(
         a, b = (side.to(device) for side in series(Shape(shape.n, shape.m, shape.d, 0.0), seed + 1))
         wide = [side.detach().double() for side in (x, y)]
         tangents = [a.double(), b.double()]
-        exact = sqeuclidean(*wide)
+        exact = sqeuclidean(wide[0], wide[1])
         change = sqeuclidean_tangent(*wide, *tangents)
         i = torch.arange(1, shape.n + 1, device=device, dtype=torch.float64) / shape.n
         j = torch.arange(1, shape.m + 1, device=device, dtype=torch.float64) / shape.m
