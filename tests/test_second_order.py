@@ -259,6 +259,23 @@ class TestHessian:
         expected = torch.func.jvp(lambda x: softdtw(x, y.detach()), (x.detach(),), (tangent,))[1]
         torch.testing.assert_close(measured, expected)
 
+    @pytest.mark.parametrize("name", ["series", "cost", "normalize", "nonlinear"])
+    def test_products_of_torchs_own(self, device: str, name: str) -> None:
+        """torch.autograd.functional.hvp differentiates a double backward wrt its cotangent."""
+        x, y = (side.detach() for side in series(device))
+        function = {
+            "series": lambda x: softdtw(x, y).sum(),
+            "cost": lambda x: softdtw_from_cost(x.square()).sum(),
+            "normalize": lambda x: softdtw(x, y, normalize=True).sum(),
+            "nonlinear": lambda x: softdtw(x, y).square().sum(),
+        }[name]
+        vector = torch.randn_like(x)
+        hessian = torch.autograd.functional.hessian(function, x).reshape(x.numel(), -1)
+        expected = (hessian @ vector.flatten()).view_as(x)
+        products: tuple[Any, ...] = (torch.autograd.functional.hvp, torch.autograd.functional.vhp)
+        for product in products:
+            torch.testing.assert_close(product(function, x, vector)[1], expected)
+
     def test_meta_learning(self, device: str) -> None:
         """The gradient through a step of gradient descent."""
         x, y = series(device)
