@@ -42,7 +42,7 @@ def _seed() -> None:
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
     # Fake tensors have no memory; a fill would only enter the graph being traced.
-    if type(tensor) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+    if type(tensor) is torch.Tensor and not tensor.requires_grad and not torch._C._len_torch_dispatch_stack():
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
         elif tensor.dtype != torch.bool:

@@ -126,11 +126,20 @@ def holds_mapped_grad(*arguments: Any) -> bool:
     return any(isinstance(each, Tensor) and _is_mapped_grad(each) for each in arguments)
 
 
+def _grad_batch_level(batch: Tensor) -> int:
+    """The level of the mapped dimension that a batch of gradients hides.
+
+    The thread that runs a backward on a GPU does not know how deep the caller's maps are nested.
+    """
+    for level in range(1, 65):  # torch allows no more
+        if not holds_mapped_grad(torch._remove_batch_dim(batch, level, 1, 0)):
+            return level
+    raise RuntimeError("softdtw_cuda: batches of batches of gradients cannot be differentiated.")
+
+
 def map_over_grads(function: Any, *arguments: Any) -> Any:
     """`function.apply(*arguments)` where some are batches of gradients, by the Function's vmap."""
-    nesting = torch._C._vmapmode_increment_nesting()
-    torch._C._vmapmode_decrement_nesting()
-    level = nesting - 1
+    level = _grad_batch_level(next(each for each in arguments if holds_mapped_grad(each)))
     dims = tuple(0 if holds_mapped_grad(argument) else None for argument in arguments)
     whole = [
         argument if dim is None else torch._remove_batch_dim(argument, level, 1, 0)

@@ -304,7 +304,7 @@ def _forward_shared(k: Kernel) -> _Type:
         return _struct(rows, alignment=64)
     if k.source == UNIVARIATE_SOURCE:
         return _struct(rows, _WORD * (k.strip_rows + 32), alignment=64)
-    return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _WORD)
+    return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _STRIP, _WORD)
 
 
 def _backward_shared(k: Kernel) -> _Type:

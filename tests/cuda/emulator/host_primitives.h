@@ -104,6 +104,7 @@ DEVICE float min_of(float a, float b) {
 }
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
+DEVICE float multiply(float a, float b) { return a * b; }  // built with -ffp-contract=off
 DEVICE double exp2_exact(double v) { return exp2(v); }
 DEVICE double log2_exact(double v) { return log2(v); }
 DEVICE double round_nearest(double v) { return rint(v); }

@@ -73,10 +73,8 @@ DEVICE void sweep_chunk(Sweep& sweep, LaneSeries& own, BackwardShared& shared, c
       UNROLL for (int q = 0; q < LANE_ROWS; q++) {
         float e = sweep.left[q] + (q + 1 < LANE_ROWS ? sweep.pass[q + 1 < LANE_ROWS ? q + 1 : q] : passed);
         if (decltype(with_end)::value && base + first + k == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
-        const float up = e * share.up[q], along = e * share.diagonal[q];
-        sweep.left[q] = e - up - along;
-        sweep.pass[q] = up + sweep.diagonal[q];
-        sweep.diagonal[q] = along;
+        sweep.left[q] = leave_left(e, share.up[q], share.diagonal[q]);
+        pass_on(e, share.up[q], share.diagonal[q], sweep.pass[q], sweep.diagonal[q]);
         UNROLL for (int i = 0; i < DIMS; i++) {
           const float difference = own.x[q].v[i] - own.y[q].v[i];
           sweep.grad_x[q].v[i] = multiply_add(e, difference, sweep.grad_x[q].v[i]);

@@ -189,11 +189,8 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           UNROLL for (int q = 0; q < LANE_ROWS; q++) {
             real e = left[q] + (q < LANE_ROWS - 1 ? pass[q + 1 < LANE_ROWS ? q + 1 : q] : in.pass);
             if (decltype(with_end)::value && step == end && s.first_row + lane * LANE_ROWS + q == s.n - 1) e = seed;
-            // As pass_on and leave_left, but rounded as the compiler fuses it; those would change last bits.
-            const real up = e * share.up[q], diagonally = e * share.diagonal[q];
-            left[q] = KEEP_LEFT ? e * lefts[k].row[q] : e - up - diagonally;
-            pass[q] = up + diagonal[q];
-            diagonal[q] = diagonally;
+            left[q] = KEEP_LEFT ? multiply(e, lefts[k].row[q]) : leave_left(e, share.up[q], share.diagonal[q]);
+            pass_on(e, share.up[q], share.diagonal[q], pass[q], diagonal[q]);
             real difference = costs.x[q] - costs.y[q];
             gx[q] = multiply_add(e, difference, gx[q]);
             gy[q] = multiply_add(-e, difference, q < LANE_ROWS - 1 ? gy[q + 1 < LANE_ROWS ? q + 1 : q] : in.y);

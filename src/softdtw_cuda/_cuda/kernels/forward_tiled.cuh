@@ -6,6 +6,7 @@ struct alignas(16) ForwardShared {
   Normalization normalization;
   CostShared making;
   StoredState top[32], bottom[32];
+  Strip strip;
   u32 ticket;
 };
 static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
@@ -48,12 +49,13 @@ template <int THREADS, bool ALONE> DEVICE void forward_pass(const Params& p, For
     return;
   }
   if (!s.present) return;
+  if (!FORWARD_COSTS_COPY_STRIP && thread_index() == 0) shared.strip = s;  // make_normalization has barriers then
   make_normalization<THREADS>(shared.normalization, p, s);
   const i32 warp = (i32)warp_index(), begin = first_chunk(s), finish = last_step(s) / 32, tiles_end = last_tile(s);
   if (THREADS > FORWARD_THREADS && warp >= FORWARD_THREADS / 32) {
     for (i32 chunk = begin - 1; chunk <= finish; chunk++) block_barrier();
   } else if (warp > 0) {
-    make_forward_costs(p, s, shared, begin, finish, tiles_end, ALONE ? FORWARD_COST_BARRIER : COST_BARRIER, (i32)thread_index() - 32);
+    make_forward_costs(p, FORWARD_COSTS_COPY_STRIP ? s : shared.strip, shared, begin, finish, tiles_end, ALONE ? FORWARD_COST_BARRIER : COST_BARRIER, (i32)thread_index() - 32);
   } else {
     walk_forward(p, s, shared, begin, finish);
   }

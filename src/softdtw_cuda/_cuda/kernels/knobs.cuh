@@ -7,6 +7,8 @@
 //   SPILLS_EASILY                       sm_100 and later                 the compiler keeps so much in registers there that
 //                                                                        it spills where for older cards it does not
 //   KEEP_X                              tensor, DIMS <= 64               x of the strip in registers, as fragments
+//   FETCHES_X_EARLY                     tensor, DIMS <= 64               registers hold x while the rows are measured; not those
+//                                                                        of float16 that is read element by element
 //   PREFETCHES_Y                        tensor                           gX has registers for y of the next tile or slice
 //   COST_ADDRESSES_RECOMPUTED           tensor, as below                 helpers compute addresses for every tile instead of
 //                                                                        keeping them in registers that then spill. It takes
@@ -17,7 +19,7 @@
 //   GRAD_X_PLANE_BY_PLANE               the same, float32                products with one plane of y at a time, the first
 //                                                                        of which is read twice: fewer registers
 //   GRAD_X_HALVES_UNROLLED              tensor, DIMS > 64, float32       unrolled by 2 the compiler keeps fewer addresses
-//   COSTS_COPY_STRIP, GRAD_Y_COPY_*     backward                         whether a role copies the strip, or its order, from
+//   *_COPY_STRIP, GRAD_Y_COPY_ORDER     tiled                            whether a role copies the strip, or its order, from
 //                                                                        shared memory to registers; where there are none to
 //                                                                        spare it reads them as it goes
 //   UNIVARIATE_FORWARD_BLOCKS           D = 1                            20: five warps to a scheduler; for sm_100 that would
@@ -51,10 +53,13 @@
 #ifdef SLICED  // tiled kernels
 #define IS_TENSOR (MODE == TENSOR)
 #define KEEP_X (DIMS <= 64 && !SLICED)
+#define FETCHES_X_EARLY (DIMS <= 64 && !(DIMS == 64 && INPUT == FLOAT16 && FIT == ANY_ROWS))
 #define PREFETCHES_Y (SLICED || DIMS * (INPUT == FLOAT32 ? 2 : 1) <= 64)
 #define COST_ADDRESSES_RECOMPUTED \
   (IS_TENSOR && (SLICED || (INPUT == FLOAT32 && (DIMS > 64 || (DIMS == 64 && BANDED && FIT < WHOLE_SLICES)))))
-#define FORWARD_COST_ADDRESSES_RECOMPUTED (IS_TENSOR && DIMS == 64 && BANDED && !SPILLS_EASILY)
+#define FORWARD_COST_ADDRESSES_RECOMPUTED \
+  (IS_TENSOR && DIMS == 64 && BANDED && !SPILLS_EASILY && !(INPUT == FLOAT16 && LANE_ROWS == 1 && FIT == ANY_ROWS))
+#define FORWARD_COSTS_COPY_STRIP (!(FORWARD_COST_ADDRESSES_RECOMPUTED && INPUT == FLOAT32 && LANE_ROWS == 2))
 #define GRAD_X_ADDRESSES_RECOMPUTED (IS_TENSOR && DIMS > 64 && SPILLS_EASILY)
 #define GRAD_X_PLANE_BY_PLANE (GRAD_X_ADDRESSES_RECOMPUTED && INPUT == FLOAT32)
 #if DIMS > 64 && INPUT == FLOAT32 && !SPILLS_EASILY

@@ -131,7 +131,7 @@ template <int THREADS> DEVICE void make_normalization(Normalization& normalizati
   constexpr int ROUNDS = (ROWS_MEASURED + WARPS - 1) / WARPS, PER_LANE = DIMS / 32;
   constexpr int TOGETHER = DIMS <= 64 || ROUNDS <= 5 ? ROUNDS : 5;
   OwnRows own;
-  if (DIMS <= 64 && thread < GROUP) own = fetch_x(p, s, thread);
+  if (FETCHES_X_EARLY && thread < GROUP) own = fetch_x(p, s, thread);
   for (i32 k = thread; k < DIMS; k += THREADS) normalization.centre[k] = centre_of(x, y, s, k);
   UNROLL_BY(1) for (int round = 0; round < ROUNDS; round += TOGETHER) {
     element v[TOGETHER][PER_LANE];
@@ -155,7 +155,7 @@ template <int THREADS> DEVICE void make_normalization(Normalization& normalizati
   }
   block_barrier();
   if (thread < GROUP) {
-    if (DIMS > 64) own = fetch_x(p, s, thread);
+    if (!FETCHES_X_EARLY) own = fetch_x(p, s, thread);
     const float scale = scale_of(normalization);
     stage_x(normalization.x, own, p.d, shift_of(normalization.centre, scale, thread), scale, 0, thread);
   }

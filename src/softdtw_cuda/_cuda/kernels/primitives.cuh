@@ -49,6 +49,7 @@ DEVICE float reciprocal_fast(float v) { float r; asm("rcp.approx.ftz.f32 %0,%1;"
 DEVICE float max_of(float a, float b) { return fmaxf(a, b); }  // the operand that is not NaN
 DEVICE float min_of(float a, float b) { return fminf(a, b); }
 DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }  // never fused with a sum
 DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 DEVICE double exp2_exact(double v) { return exp2(v); }
 DEVICE double log2_exact(double v) { return log2(v); }
