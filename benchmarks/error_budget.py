@@ -85,8 +85,9 @@ def series(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def relative(measured: Tensor, truth: Tensor) -> float:
     """Norm of the difference over the norm of the truth; zero where both are zero."""
-    norm = torch.linalg.vector_norm(truth).clamp(min=1e-300)
-    return float(torch.linalg.vector_norm(measured - truth) / norm)
+    norm: float = torch.linalg.vector_norm(truth).item()
+    difference: float = torch.linalg.vector_norm(measured - truth).item()
+    return difference / norm if norm else difference
 
 
 def gradients(alignment: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,12 +203,15 @@ def measure_second_order(
 
 
 def _philtorch_product(x: Tensor, y: Tensor, a: Tensor, b: Tensor, gamma: float) -> Tensor | None:
-    """philtorch's Hessian-vector product in float32, from a cost matrix; None where it is not installed."""
-    if importlib.util.find_spec("philtorch") is None:
-        return None
-    from philtorch.align import soft_dtw
+    """philtorch's Hessian-vector product in float32, from a cost matrix; None where it cannot be had.
 
-    value = soft_dtw(sqeuclidean(x, y), gamma)
+    It runs on CUDA alone.
+    """
+    if importlib.util.find_spec("philtorch") is None or not x.is_cuda:
+        return None
+    from philtorch.align import dtw
+
+    value = dtw(sqeuclidean(x, y), gamma)
     slopes = torch.autograd.grad(value.sum(), (x, y), create_graph=True)
     products = torch.autograd.grad((slopes[0] * a).sum() + (slopes[1] * b).sum(), (x, y))
     return torch.cat([side.double().flatten() for side in products])
@@ -215,10 +219,7 @@ def _philtorch_product(x: Tensor, y: Tensor, a: Tensor, b: Tensor, gamma: float)
 
 def report_second_order(results: Iterable[SecondErrors]) -> int:
     """Print each case as it comes; the exit status says whether every one passed."""
-    print(
-        f"{'N':>5} {'M':>5} {'D':>3} {'offset':>6} {'gamma':>6}  what      error    budget  philtorch  "
-        "verdict"
-    )
+    print("    N     M   D offset  gamma  what      error    budget   philtorch  verdict")
     verdicts = []
     for case in results:
         verdicts.append(case.passed)

@@ -72,6 +72,7 @@ def test_the_pages_that_show_code_are_found() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("_quiet_plots")
 @pytest.mark.parametrize("page", with_snippets(), ids=lambda page: page.name)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from benchmarks.error_budget import Shape, measure_second_order
 from softdtw_cuda import (
     SoftDTW,
     _reference,
@@ -137,7 +138,7 @@ class TestFiniteDifferences:
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return softdtw(x, y, gamma=0.7, bandwidth=bandwidth, normalize=normalize, **options, **lengths)
 
-        assert gradgradcheck(loss, (x, y))
+        assert gradgradcheck(loss, (x, y), fast_mode=True)
 
     @pytest.mark.parametrize("fused", [True, False])
     @pytest.mark.parametrize("normalize", [False, True])
@@ -162,8 +163,11 @@ class TestFiniteDifferences:
     def test_pairs(self, device: str, options: dict[str, Any]) -> None:
         x, y = series(device, (2, 3))
         listed = [[0, 1], [1, 2], [0, 1], [0, 0]]
-        assert gradgradcheck(lambda x, y: softdtw_pairs(x, y, listed, **options), (x, y))
-        assert gradgradcheck(lambda x, y: softdtw_cdist(x, y, y_lengths=[4, 2, 3], **options), (x, y))
+        for function in (
+            lambda x, y: softdtw_pairs(x, y, listed, **options),
+            lambda x, y: softdtw_cdist(x, y, y_lengths=[4, 2, 3], **options),
+        ):
+            assert gradgradcheck(function, (x, y), fast_mode=True)
 
     @pytest.mark.parametrize("dist", ["sqeuclidean", "cosine", "euclidean", "cityblock"])
     def test_forward_mode(self, device: str, dist: str) -> None:
@@ -255,6 +259,23 @@ class TestHessian:
         expected = torch.func.jvp(lambda x: softdtw(x, y.detach()), (x.detach(),), (tangent,))[1]
         torch.testing.assert_close(measured, expected)
 
+    @pytest.mark.parametrize("name", ["series", "cost", "normalize", "nonlinear"])
+    def test_products_of_torchs_own(self, device: str, name: str) -> None:
+        """torch.autograd.functional.hvp differentiates a double backward wrt its cotangent."""
+        x, y = (side.detach() for side in series(device))
+        function = {
+            "series": lambda x: softdtw(x, y).sum(),
+            "cost": lambda x: softdtw_from_cost(x.square()).sum(),
+            "normalize": lambda x: softdtw(x, y, normalize=True).sum(),
+            "nonlinear": lambda x: softdtw(x, y).square().sum(),
+        }[name]
+        vector = torch.randn_like(x)
+        hessian = torch.autograd.functional.hessian(function, x).reshape(x.numel(), -1)
+        expected = (hessian @ vector.flatten()).view_as(x)
+        products: tuple[Any, ...] = (torch.autograd.functional.hvp, torch.autograd.functional.vhp)
+        for product in products:
+            torch.testing.assert_close(product(function, x, vector)[1], expected)
+
     def test_meta_learning(self, device: str) -> None:
         """The gradient through a step of gradient descent."""
         x, y = series(device)
@@ -281,6 +302,16 @@ class TestHessian:
             (expected,) = torch.autograd.grad((gradient * tangent.double()).sum(), exact)
             assert measured.dtype == dtype
             assert relative(measured, expected.cpu()) < bound
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.1, 1.0, 100.0])
+def test_float32_error_budget(device: str, gamma: float) -> None:
+    """A part of the grid that `python -m benchmarks.error_budget --second-order` runs in full."""
+    shapes = [Shape(32, 32, 1, 0.0), Shape(127, 109, 16, 1000.0)]
+    cases = list(measure_second_order(shapes, gamma, device))
+    assert {case.what for case in cases} == {"hvp", "expected"}
+    for case in cases:
+        assert case.passed, case
 
 
 class TestTransforms:

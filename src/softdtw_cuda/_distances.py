@@ -312,7 +312,11 @@ def _unit(x: Tensor) -> Tensor:
 
 def cosine(x: Tensor, y: Tensor, sides: Sides = "both") -> Tensor:
     """1 - cos of the angle; a zero vector is at distance 1 from everything, with a zero gradient."""
-    product = _pairwise("product", _unit(x.double()), _unit(y.double()), sides)
+    unit_x, unit_y = _unit(x.double()), _unit(y.double())
+    if sides == "both":
+        product = torch.matmul(unit_x, unit_y.transpose(1, 2))
+    else:
+        product = _pairwise("product", unit_x, unit_y, sides)
     return (1 - product).to(x.dtype)
 
 

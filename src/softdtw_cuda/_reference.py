@@ -392,7 +392,10 @@ def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Te
     with torch.no_grad():
         cost, x, y = _costs(problem)
         value = softdtw_from_cost(cost, *_options(problem))
-        dot, _, _ = dual_from_cost(cost, _omega(problem, direction, x, y), *_options(problem))
+        alignment = alignment_from_cost(cost, *_options(problem))
+        omega = _omega(problem, direction, x, y)
+        # What omega is where no path goes, NaN or infinite, changes nothing.
+        dot = torch.where(alignment == 0, alignment, alignment * omega).sum((1, 2))
     dot = dot.masked_fill(value.isnan(), math.nan).masked_fill(value == math.inf, 0.0)
     dtype = problem.value_dtype
     return dot.to(dtype), value.to(dtype), problem.x.new_empty(0, dtype=torch.uint8)

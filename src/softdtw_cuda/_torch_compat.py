@@ -163,7 +163,14 @@ def asked_gradients(ctx: Any, tensors: list[bool]) -> list[bool]:
         return list(ctx.needs_input_grad)
     nodes = iter(ctx.next_functions)
     edges = [next(nodes)[0] if is_tensor else None for is_tensor in tensors]
-    return [node is not None and _will_execute(node) for node in edges]
+
+    def is_asked(node: Any) -> bool:
+        try:
+            return _will_execute(node)
+        except RuntimeError:  # torch does not tell of leaves
+            return True
+
+    return [node is not None and is_asked(node) for node in edges]
 
 
 def holds_wrapped(*arguments: Any) -> bool:

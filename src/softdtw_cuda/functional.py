@@ -166,7 +166,7 @@ def softdtw_expected_cost(
     Costs a few times the time of :func:`softdtw` with its gradient; where a device has no second-order
     kernels, N x M tables of float64 numbers besides (see the docs page on second order).
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
         >>> softdtw_expected_cost(x, y, gamma=0.1).mean().backward()
     """
@@ -204,7 +204,7 @@ def softdtw_sharp(
 
     Time and memory as :func:`softdtw_expected_cost`.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)
         >>> softdtw_sharp(x, y, gamma=0.1).mean().backward()
     """
@@ -236,14 +236,14 @@ def softdtw_entropy(
         x, y, gamma, bandwidth, dist, x_lengths, y_lengths: as in :func:`softdtw`.
 
     Returns:
-        (B,) values, 0-dim for unbatched input: float64 for float64 input, otherwise float32; differentiable
+        (B,) values, 0-dim for unbatched input, float64 for float64 input, otherwise float32, differentiable
         once. NaN where no path has a finite cost.
 
     Raises:
         TypeError, ValueError: as :func:`softdtw`.
         RuntimeError: differentiating a gradient.
 
-    Example:
+    Examples:
         >>> x, y = torch.randn(8, 50, 3), torch.randn(8, 60, 3)
         >>> (softdtw_entropy(x, y, gamma=10.0) > softdtw_entropy(x, y, gamma=0.1)).all()
         tensor(True)

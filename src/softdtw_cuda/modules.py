@@ -132,7 +132,7 @@ class DilateLoss(nn.Module):
         TypeError, ValueError: for options that no call could accept, already when the module is made.
         RuntimeError: differentiating a gradient, which would be a third derivative of Soft-DTW.
 
-    Example:
+    Examples:
         >>> loss_fn = DilateLoss(alpha=0.5, gamma=0.01)
         >>> loss_fn(torch.randn(8, 20, 1, requires_grad=True), torch.randn(8, 20, 1)).backward()
     """
