@@ -605,10 +605,9 @@ def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> t
 
 
 def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor]
-    if _is_called_directly(grad):
+    if torch.compiler.is_compiling() or not is_differentiated():
         return _backends.backward(problem, grad, value, state)
-    result = _record(_Gradient, grad, value, state, *problem.operands)
+    result: tuple[Tensor, Tensor] = _record(_Gradient, grad, value, state, *problem.operands)
     return result
 
 
