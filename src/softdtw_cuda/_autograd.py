@@ -52,10 +52,10 @@ def _save(ctx: Any, *tensors: Tensor | None) -> None:
 
 def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """Keeps the options of a problem; its tensors are for the caller to save."""
-    problem = Problem(*fields)
-    ctx.options = problem[4:6]
-    ctx.need = problem.need_x, problem.need_y
-    return problem.tensors
+    x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y, pairs = fields
+    ctx.options = gamma, bandwidth
+    ctx.need = need_x, need_y
+    return x, y, x_lengths, y_lengths, pairs
 
 
 def _kept_problem(ctx: Any, tensors: list[Any], need_x: bool, need_y: bool) -> Problem:
@@ -82,9 +82,8 @@ def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Ten
                 "True for the sides whose gradients are wanted."
             )
         # A side may need no gradient though it requires one: see `Problem.sides`.
-        need_x, need_y = (
-            asked and saved for asked, saved in zip(ctx.needs_input_grad[:2], ctx.need, strict=True)
-        )
+        need_x = ctx.needs_input_grad[0] and ctx.need[0]
+        need_y = ctx.needs_input_grad[1] and ctx.need[1]
         problem = _kept_problem(ctx, tensors, need_x, need_y)
         per_pair = gradients(problem, grad, value, state)
         grad_x, grad_y = _sum_sides(problem, *per_pair)
@@ -594,11 +593,12 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
     need_y = problem.need_y or _may_need(problem.y)
     if problem.sides != "both":
         need_x, need_y = need_x and problem.sides == "x", need_y and problem.sides == "y"
-    problem = problem._replace(need_x=need_x, need_y=need_y)
+    operands = (*problem[:6], need_x, need_y, problem.pairs)  # quicker than a new problem
+    result: tuple[Tensor, Tensor]
     if torch.compiler.is_compiling():
-        result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem.operands)
-        return result
-    result = _apply(_Value, *problem.operands)
+        result = torch.ops.softdtw_cuda.forward(*operands)
+    else:
+        result = _apply(_Value, *operands)
     return result
 
 
@@ -611,10 +611,9 @@ def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> t
 
 
 def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor]
-    if _is_called_directly(grad):
+    if torch.compiler.is_compiling() or not is_differentiated():
         return _backends.backward(problem, grad, value, state)
-    result = _record(_Gradient, grad, value, state, *problem.operands)
+    result: tuple[Tensor, Tensor] = _record(_Gradient, grad, value, state, *problem.operands)
     return result
 
 
