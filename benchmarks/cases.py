@@ -125,7 +125,6 @@ TARGETS = {
 }
 """B, L and D of the sizes that the GPU kernels were designed for; milliseconds that a forward and a backward
 of float32 may take on an H200, and what was aimed at."""
-HOST_TARGET_MS = 0.15
 
 THROUGHPUT_BATCH = {64: 65536, 128: 16384, 512: 2048, 1024: 512}
 """How many pairs of each length fill a GPU."""

@@ -1,4 +1,4 @@
-"""Plots from the CSV alone: time and memory against L and D, accuracy against gamma, the roof over the speed.
+"""Plots from the CSV alone: time and memory against L and D, accuracy against gamma, throughput against hardware limits.
 
 PNG and SVG, made to be read at 800 pixels. Colours are Okabe and Ito's, told apart by colour-blind readers;
 lines carry their names at their ends and differ in their markers too.
@@ -360,12 +360,12 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
 
 
 def _roofline(rows: Sequence[Row], device: str) -> Figure:
-    """Cells a second of each case beside the roof that each resource sets."""
+    """Cells a second of each case beside the limit that each resource sets."""
     import matplotlib.pyplot as plt
 
     cases = list(dict.fromkeys((int(r["B"]), int(r["N"]), int(r["D"])) for r in rows))
     figure, axes = plt.subplots(figsize=(8, 1.3 + 0.62 * len(cases)))
-    roofs = (
+    limits = (
         ("products", SKY, "tensor cores"),
         ("cells", GREEN, "instructions"),
         ("chain", PURPLE, "dependent steps"),
@@ -386,19 +386,19 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
             cells = batch * length * length
             speed = cells / (float(mine[0]["p50"]) / 1e3)
             least = least_seconds(GPUS[device], batch, length, length, d, dtype)
-            roof = cells / max(least.values())
+            limit = cells / max(least.values())
             y = height + offset
-            axes.plot([speed, roof], [y, y], color=PALE, linewidth=5, solid_capstyle="butt", zorder=1)
-            for name, roof_colour, _ in roofs:
+            axes.plot([speed, limit], [y, y], color=PALE, linewidth=5, solid_capstyle="butt", zorder=1)
+            for name, limit_colour, _ in limits:
                 if least[name] > 0:
                     at = cells / least[name]
                     is_lowest = least[name] == max(least.values())
                     axes.plot(
-                        [at, at], [y - 0.15, y + 0.15], color=roof_colour, linewidth=3 if is_lowest else 1.2
+                        [at, at], [y - 0.15, y + 0.15], color=limit_colour, linewidth=3 if is_lowest else 1.2
                     )
             axes.plot([speed], [y], marker="o", color=colour, markersize=7, zorder=3)
             axes.annotate(
-                f"{text}: {speed / roof:.0%} of the roof", (speed, y), xytext=(-8, 0),
+                f"{text}: {speed / limit:.0%} of the limit", (speed, y), xytext=(-8, 0),
                 textcoords="offset points", ha="right", va="center", fontsize=7, color=colour,
             )  # fmt: skip
     axes.set_xscale("log")
@@ -412,11 +412,11 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
     axes.grid(axis="x", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("cells a second, forward + backward")
-    axes.set_title(f"Speed under its roof, {device}", color=DARK, pad=20)
-    for position, (_, roof_colour, label) in enumerate(roofs):
+    axes.set_title(f"Throughput against hardware limits, {device}", color=DARK, pad=20)
+    for position, (_, limit_colour, label) in enumerate(limits):
         axes.annotate(
             f"❙ {label}", (0.36 + 0.21 * position, 1.0), xycoords="axes fraction", xytext=(0, 6),
-            textcoords="offset points", fontsize=8, color=_ink(roof_colour),
+            textcoords="offset points", fontsize=8, color=_ink(limit_colour),
         )  # fmt: skip
     axes.annotate(
         "the most that each resource allows:", (0.0, 1.0), xycoords="axes fraction", xytext=(0, 6),

@@ -506,7 +506,8 @@ def check_lengths(
     if isinstance(lengths, Tensor):
         given = _check_length_tensor(lengths, name, rows, batch, device, batched)
         if not can_be_read(lengths):
-            return _narrow(given, device).expand(batch).contiguous(), None
+            narrow = _narrow(given, device)
+            return narrow if narrow.shape[0] == batch else narrow.expand(batch).contiguous(), None
         host = given.tolist()
     else:
         host = _check_length_list(lengths, name, rows, batch, batched)

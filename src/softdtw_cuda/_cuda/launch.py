@@ -344,17 +344,17 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
 def _scaled_gradients(problem: Problem, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients that `_forward_backward` kept, times `grad`."""
     batch, d = problem.batch, problem.x.shape[2]
-    x_bytes, _ = _kept_sizes(problem)
     factor, kept = grad.view(-1, 1, 1), state.view(torch.float32)
     has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
 
     def scaled(first: int, steps: int) -> Tensor:
-        gradient = kept[first : first + batch * steps * d].view(batch, steps, d)
-        product = gradient * factor
+        gradient = kept.as_strided((batch, steps, d), (steps * d, d, 1), first)
+        if not has_lengths:
+            return gradient * factor
         # A factor that is not finite must not reach the padding.
-        return torch.where(gradient == 0, gradient, product) if has_lengths else product
+        return torch.where(gradient == 0, gradient, gradient * factor)
 
     return (
         scaled(0, problem.n) if problem.need_x else problem.no_gradient(),
-        scaled(x_bytes // 4, problem.m) if problem.need_y else problem.no_gradient(),
+        scaled(_kept_sizes(problem)[0] // 4, problem.m) if problem.need_y else problem.no_gradient(),
     )
