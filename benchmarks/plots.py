@@ -1,4 +1,4 @@
-"""Plots from the CSV alone: time and memory against L and D, accuracy against gamma, throughput against hardware limits.
+"""Plots from the CSV alone: time and memory against L and D, accuracy, throughput against hardware limits.
 
 PNG and SVG, made to be read at 800 pixels. Colours are Okabe and Ito's, told apart by colour-blind readers;
 lines carry their names at their ends and differ in their markers too.
