@@ -206,11 +206,28 @@ def test_what_was_not_reached_is_said(results: Path) -> None:
     assert "| 32 | 128 | 64 | 0.05 ms | 0.12 ms: reached | 0.06 ms: reached |" in table
     assert "| 32 | 512 | 64 | 0.25 ms | 0.35 ms: reached | 0.2 ms: 25% more |" in table
     assert "| 32 | 2048 | 64 | 3 ms | 2.5 ms: 20% more | 1.2 ms: 150% more |" in table
-    assert "| 16 | 64 | 8 | 0.18 ms (the host alone, values not reduced) | 0.15 ms: 20% more | - |" in table
+    assert "| 16 | 64 | 8 | 0.18 ms (the host alone, values not reduced) | - | - |" in table
+
+
+def test_throughput_counts_cells(results: Path) -> None:
+    def measured(batch: int, length: int, d: int, mode: str) -> records.Row:
+        size = {"B": str(batch), "N": str(length), "M": str(length), "D": str(d)}
+        return row(suite="throughput", mode=mode, p50="2" if mode == figures.cases.FORWARD else "4", **size)
+
+    sizes = figures.cases.THROUGHPUT_BATCH
+    modes = (figures.cases.FORWARD, figures.cases.FORWARD_BACKWARD)
+    dims = figures.cases.THROUGHPUT_DIMS
+    rows = [measured(b, n, d, mode) for n, b in sizes.items() for d in dims for mode in modes]
+    records.upsert(results, rows)
+    table = figures.throughput()
+    assert "| 64 | 65536 | forward | 134 |" in table  # 65536 pairs of 64 x 64 cells in 2 ms
+    assert "| 512 | 2048 | forward+backward | 134 |" in table
 
 
 def test_nothing_measured_is_said(results: Path) -> None:
-    assert figures.speed() == figures.accuracy() == figures.targets() == figures.NOT_YET
+    assert (
+        figures.speed() == figures.accuracy() == figures.targets() == figures.throughput() == figures.NOT_YET
+    )
 
 
 def test_unknown_figures_are_errors() -> None:
