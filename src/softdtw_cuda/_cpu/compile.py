@@ -83,7 +83,7 @@ def _give_notice() -> None:
         rest = f"this happens once, they are kept in {cache_folder()}"
     else:
         rest = (
-            f"every process does it anew, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to a "
+            f"every process does it again, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to a "
             "folder that only you can write to"
         )
     sys.stderr.write(f"softdtw_cuda: compiling the CPU kernels; {rest}.\n")
