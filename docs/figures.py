@@ -143,8 +143,10 @@ def throughput() -> str:
     body = []
     for length, batch in cases.THROUGHPUT_BATCH.items():
         for mode in (cases.FORWARD, cases.FORWARD_BACKWARD):
-            speeds = [batch * length**2 / found[mode, length, d] / 1e6 for d in cases.THROUGHPUT_DIMS]
-            body.append([str(length), str(batch), mode, *(f"{speed:.0f}" for speed in speeds)])
+            cells = batch * length**2
+            times = [found.get((mode, length, d)) for d in cases.THROUGHPUT_DIMS]
+            speeds = ["–" if time is None else f"{cells / time / 1e6:.0f}" for time in times]
+            body.append([str(length), str(batch), mode, *speeds])
     header = ["L", "pairs", "pass", *(f"D = {d}" for d in cases.THROUGHPUT_DIMS)]
     return f"{_markdown(header, body)}\n{_origin(rows)}\n"
 

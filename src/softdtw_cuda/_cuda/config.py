@@ -63,7 +63,8 @@ PAIR_WINDOW = 128
 PAIRS_PER_PROCESSOR = 3
 """From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
 L = 64 to 1024, D = 2 to 16, forward + backward: 264 pairs 0.73 to 1.22, 528 pairs 0.46 to 0.87, 2048 and more
-0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75."""
+0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75. For D > 4 that was before distances were
+compensated sums; to be measured again."""
 
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256

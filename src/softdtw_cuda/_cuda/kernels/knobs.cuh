@@ -28,7 +28,7 @@
 //                                                                        than they gain. Forward + backward on an H200, 16384
 //                                                                        pairs of 128 steps, 2, 4 and 8 of them: D = 2 182,
 //                                                                        189, 192 Gcells/s; D = 8 109, 112, 109; D = 16 65,
-//                                                                        67, 45
+//                                                                        67, 45 (D > 4 with plain sums of the distance)
 //   PAIR_FORWARD_BLOCKS, PAIR_BACKWARD_BLOCKS                            others from 8 to 24 and from 6 to 12 were within
 //                                                                        3 %, or spilled
 #pragma once
