@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 FORWARD_BACKWARD = "forward+backward"
 FORWARD = "forward"
+HESSIAN_PRODUCT = "hessian product"
+"""Value, gradient and the Hessian's product with a vector, of both sides."""
+EXPECTED_COST = "expected cost"
+"""The position's expected cost and its gradient."""
+SECOND_ORDER = HESSIAN_PRODUCT, EXPECTED_COST
 SPEED, HOST, ACCURACY = "speed", "host", "accuracy"
 
 SUITES = {
@@ -17,6 +22,7 @@ SUITES = {
     "lengths": "the paper's figure: memory and time against L",
     "dimensions": "the paper's figure: memory and time against D",
     "accuracy": "relative error of value and gradient against float64, over L, D and gamma",
+    "second_order": "Hessian-vector products and expected costs: time and memory",
     "extensions": "long, wide, many; bfloat16, bands, lengths, divergence, forward only",
 }
 
@@ -126,6 +132,15 @@ TARGETS = {
 """B, L and D of the sizes that the GPU kernels were designed for; milliseconds that a forward and a backward
 of float32 may take on an H200, and what was aimed at."""
 
+SECOND_ORDER_SIZES = ((32, 512), (32, 2048), (1, 4096), (512, 1024))
+"""B and L, for 64 features, of the sizes that second order on a GPU has targets for."""
+
+
+def _second_order(sizes: tuple[tuple[int, int], ...]) -> Iterator[Case]:
+    for (batch, length), mode in itertools.product(sizes, (*SECOND_ORDER, FORWARD_BACKWARD)):
+        yield _square("second_order", batch, length, 64, mode=mode)
+
+
 THROUGHPUT_BATCH = {64: 65536, 128: 16384, 512: 2048, 1024: 512}
 """How many pairs of each length fill a GPU."""
 THROUGHPUT_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -144,6 +159,8 @@ def _gpu(suite: str) -> Iterator[Case]:
         yield _host(suite)
     elif suite == "throughput":
         yield from _throughput(THROUGHPUT_BATCH, THROUGHPUT_DIMS)
+    elif suite == "second_order":
+        yield from _second_order(SECOND_ORDER_SIZES)
     elif suite == "paper":
         for batch, length in itertools.product((16, 32), (128, 512, 1024, 2048)):
             yield _square(suite, batch, length, 64)
@@ -182,6 +199,8 @@ def _cpu(suite: str) -> Iterator[Case]:
         yield _host(suite)
     elif suite == "throughput":
         yield from _throughput({128: 512}, (1, 3, 8, 64))
+    elif suite == "second_order":
+        yield from _second_order(((4, 128), (1, 512)))
     elif suite == "paper":
         for batch, length in itertools.product((4, 8), (64, 128, 256, 512)):
             yield _square(suite, batch, length, 64)
@@ -217,6 +236,8 @@ def _quick(suite: str, gpu: bool) -> Iterator[Case]:
         yield _host(suite)
     elif suite == "throughput":
         yield from _throughput({64: 4096 if gpu else 64}, (1, 8))
+    elif suite == "second_order":
+        yield from _second_order(((16, 256) if gpu else (2, 64),))
     elif suite == "paper":
         for length in (128, 512) if gpu else (64, 128):
             yield _square(suite, batch, length, 64)

@@ -1,4 +1,4 @@
-"""Who is measured: this library, tslearn and pysdtw where they are installed, and checkouts given by a path.
+"""Who is measured: this library, its peers where they are installed, and checkouts given by a path.
 
 A provider is plain data; `load` turns it into a function inside a worker process. Nothing here imports a
 provider at the top: a peer may be a package of the same name as this library.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .cases import Case
+from .cases import EXPECTED_COST, SECOND_ORDER, Case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def installed() -> tuple[list[Provider], list[str]]:
         Provider(OURS_COST, "ours", "cost", str(SOURCE)),
     ]
     missing = []
-    for package in ("tslearn", "pysdtw"):
+    for package in ("tslearn", "pysdtw", "philtorch"):
         if importlib.util.find_spec(package) is None:
             missing.append(f"{package} is not installed here: not measured (pip install {package})")
         else:
@@ -156,6 +156,8 @@ def load(provider: Provider, case: Case, device: str) -> Loss:
     if launches_with_numba(provider) and not hasattr(numpy, "row_stack"):
         # The newest NumPy has dropped a name that Numba's CUDA part still asks for.
         setattr(numpy, "row_stack", numpy.vstack)  # noqa: B010 (another rule knows the plain form)
+    if case.mode in SECOND_ORDER and provider.adapter not in ("ours", "philtorch", "custom"):
+        raise Unsupported("has no second derivatives")
     loss: Loss = _ADAPTERS[provider.adapter](provider, case, device)
     return loss
 
@@ -173,7 +175,20 @@ def _no_lengths(case: Case) -> None:
 
 
 def _ours(provider: Provider, case: Case, device: str) -> Loss:
-    softdtw = _import(provider, "softdtw_cuda").softdtw
+    library = _import(provider, "softdtw_cuda")
+    if case.mode == EXPECTED_COST:
+        if provider.option != "fused":
+            raise Unsupported("the same as the fused one")
+        expected = library.softdtw_expected_cost
+        return lambda x, y, x_lengths, y_lengths: expected(
+            x,
+            y,
+            gamma=case.gamma,
+            bandwidth=case.bandwidth,
+            x_lengths=x_lengths,
+            y_lengths=y_lengths,
+        )
+    softdtw = library.softdtw
 
     def loss(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Tensor:
         value: Tensor = softdtw(
@@ -233,6 +248,20 @@ def _tslearn(provider: Provider, case: Case, device: str) -> Loss:
     return lambda x, y, x_lengths, y_lengths: module(x, y)
 
 
+def _philtorch(provider: Provider, case: Case, device: str) -> Loss:
+    _no_lengths(case)
+    if device == "cpu" or case.normalize or case.bandwidth is not None or case.mode == EXPECTED_COST:
+        raise Unsupported("computes plain values and their derivatives from a cost matrix, on CUDA alone")
+    dtw = _import(provider, "philtorch.align").dtw
+
+    def loss(x: Tensor, y: Tensor, x_lengths: Tensor | None, y_lengths: Tensor | None) -> Tensor:
+        squares = x.square().sum(2).unsqueeze(2) + y.square().sum(2).unsqueeze(1)
+        value: Tensor = dtw(squares - 2 * x @ y.transpose(1, 2), case.gamma)
+        return value
+
+    return loss
+
+
 def _custom(provider: Provider, case: Case, device: str) -> Loss:
     loss: Loss = _import(provider, "benchmark_adapter").make_loss(case, device)
     return loss
@@ -244,5 +273,6 @@ _ADAPTERS: dict[str, Callable[[Provider, Case, str], Any]] = {
     "maghoumi": _maghoumi,
     "pysdtw": _pysdtw,
     "tslearn": _tslearn,
+    "philtorch": _philtorch,
     "custom": _custom,
 }

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .cases import FORWARD, FORWARD_BACKWARD, Case
+from .cases import FORWARD, HESSIAN_PRODUCT, Case
 from .providers import Provider, Unsupported, can_be_captured, launches_with_numba, library_version, load
 
 if TYPE_CHECKING:
@@ -63,12 +63,15 @@ class Job:
         self.on_gpu = device == "cuda"
         self.loss: Loss = load(provider, case, device)
         dtype: torch.dtype = getattr(torch, case.dtype)
-        backward = case.mode == FORWARD_BACKWARD
+        backward = case.mode != FORWARD
         generator = torch.Generator(device).manual_seed(0)
         shapes = ((case.batch, case.n, case.d), (case.batch, case.m, case.d))
         self.x, self.y = (
             torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_(backward)
             for shape in shapes
+        )
+        self.vectors = (
+            [torch.randn_like(side) for side in (self.x, self.y)] if case.mode == HESSIAN_PRODUCT else []
         )
         self.x_lengths = self.y_lengths = None
         if case.lengths == "ragged":
@@ -80,13 +83,16 @@ class Job:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def step(self) -> tuple[Tensor, ...]:
-        """One call: the values, or the gradients of both sides."""
+        """One call: the values, the gradients of both sides, or their Hessian's product with a vector."""
         if self.case.mode == FORWARD:
             with torch.no_grad():
                 return (self.loss(self.x, self.y, self.x_lengths, self.y_lengths),)
         value = self.loss(self.x, self.y, self.x_lengths, self.y_lengths)
         if self.ones is None:
             self.ones = torch.ones_like(value)
+        if self.case.mode == HESSIAN_PRODUCT:
+            slopes = torch.autograd.grad(value, (self.x, self.y), self.ones, create_graph=True)
+            return torch.autograd.grad(slopes, (self.x, self.y), self.vectors)
         return torch.autograd.grad(value, (self.x, self.y), self.ones)
 
     def wait(self) -> None:

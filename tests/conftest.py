@@ -75,8 +75,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     monkeypatch.setattr(torch.Tensor, "new_empty_strided", poisoned(torch.Tensor.new_empty_strided))
     if importlib.util.find_spec("numba") is not None:
-        from softdtw_cuda._cpu import launch, problem, scratch
+        from softdtw_cuda._cpu import dual_launch, launch, problem, scratch
 
         # The launcher's own names only: Numba must keep recognising numpy's functions.
-        for module in (launch, problem, scratch):
+        for module in (dual_launch, launch, problem, scratch):
             monkeypatch.setattr(module, "np", _PoisonedNumpy())

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 pytest.importorskip("numba")
-from softdtw_cuda._cpu import launch, scratch
+from softdtw_cuda._cpu import dual_launch, launch, scratch
 from softdtw_cuda._cpu import threads as cpu_threads
-from softdtw_cuda._problem import Problem
+from softdtw_cuda._problem import Direction, Problem
 
 needs_signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
 
@@ -71,7 +71,7 @@ def program_output(program: str) -> list[str]:
 RANDOM_INTERRUPTS = """
 torch.set_num_threads(2)
 EXPECTED = [call(problem) for problem in OTHERS]
-lengths = torch.tensor([8000, 40000] + [10] * 6, dtype=torch.int32)
+lengths = torch.tensor([8000, 40000] + [10] * 6, dtype=torch.int64)
 x, y = series(8, 40000, 1), series(8, 40000, 1)
 uneven = Problem(x, y, lengths, lengths, 1.0, -1)
 single = Problem(x[:1, :12000], y[:1, :12000], None, None, 1.0, -1, True, True)
@@ -100,7 +100,7 @@ REPEATED_TIMEOUTS = """
 torch.set_num_threads(2)
 EXPECTED = [call(problem) for problem in OTHERS]
 x, y = series(8, 12000, 1), series(8, 12000, 1)
-lengths = torch.tensor([8000, 12000] + [10] * 6, dtype=torch.int32)
+lengths = torch.tensor([8000, 12000] + [10] * 6, dtype=torch.int64)
 
 def raise_inside_run(number, frame):
     global interrupts
@@ -205,6 +205,30 @@ def test_memory_of_a_call_that_failed_is_not_used_again(
     assert len([store for store in scratch._scratch.values() if store]) == 3, "success gives memory back"
 
 
+def test_second_order_ends_and_gives_back_as_first_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_scratch", {})
+    monkeypatch.setattr(launch, "threads_for", lambda work: 2)
+    problem = Problem(torch.ones(4, 3, 1), torch.ones(4, 3, 1), None, None, 1.0, -1, True)
+    direction = Direction("position")
+    _, value, state = dual_launch.expected(problem, direction)
+
+    def interrupted(*arguments: Any) -> bool:
+        raise KeyboardInterrupt
+
+    for call in (
+        lambda: dual_launch.expected(problem, direction),
+        lambda: dual_launch.expected_backward(problem, direction, torch.ones(4), value, state),
+    ):
+        scratch._scratch.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "compile_for", lambda *about: interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        assert not any(scratch._scratch.values()), "memory of a call that failed is not used again"
+        call()
+        assert any(scratch._scratch.values())
+
+
 class _NoThreads:
     """A pool at the interpreter's exit, or one whose thread could not be started after the job was queued."""
 
@@ -260,11 +284,12 @@ def test_every_slice_size_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(3, 400, 3, generator=generator)
     y = torch.randn(3, 390, 3, generator=generator)
     cost = torch.rand(3, 400, 390, generator=generator)
-    lengths = torch.tensor([400, 260, 1], dtype=torch.int32), torch.tensor([390, 300, 2], dtype=torch.int32)
+    lengths = torch.tensor([400, 260, 1], dtype=torch.int64), torch.tensor([390, 300, 2], dtype=torch.int32)
     problems = [Problem(x, y, *lengths, 1.0, bandwidth, True, True) for bandwidth in (-1, 150)] + [
         Problem(cost, None, *lengths, 1.0, -1, True)
     ]
     results = []
+    directions = [Direction("tangents", x.flip(0), y.flip(1)), Direction("position")]
     before = torch.get_num_threads()
     try:
         for size in (1 << 60, 1, 500_000):
@@ -279,6 +304,10 @@ def test_every_slice_size_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
                     unsaved, _ = launch.forward(problem._replace(need_x=False, need_y=False))
                     gradients = launch.backward(problem, torch.ones(3), value, state)
                     found += [value, unsaved, *gradients]
+                for problem, direction in zip(problems[:2], directions, strict=True):
+                    dot, value, state = dual_launch.expected(problem, direction)
+                    second = dual_launch.expected_backward(problem, direction, torch.ones(3), value, state)
+                    found += [dot, value, *second]
                 results.append(found)
     finally:
         torch.set_num_threads(before)

@@ -154,8 +154,8 @@ def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: tor
 @pytest.mark.parametrize("d", [3, 20])
 def test_lengths_make_padding_irrelevant(dtype: torch.dtype, d: int, bandwidth: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    x_lengths = torch.tensor([1, 20, 128, 140, 150], dtype=torch.int32)
-    y_lengths = torch.tensor([5, 33, 130, 129, 160], dtype=torch.int32)
+    x_lengths = torch.tensor([1, 20, 128, 140, 150], dtype=torch.int64)
+    y_lengths = torch.tensor([5, 33, 130, 129, 160], dtype=torch.int64)
     x = torch.randn(5, 150, d, dtype=dtype, generator=generator)
     y = torch.randn(5, 160, d, dtype=dtype, generator=generator)
     cost = squared_distances(x, y)
@@ -186,8 +186,8 @@ def test_nan_poisons_its_own_sample_only(dtype: torch.dtype) -> None:
     x = torch.randn(3, 140, 4, dtype=dtype, generator=generator)
     y = torch.randn(3, 150, 4, dtype=dtype, generator=generator)
     lengths = (
-        torch.tensor([140, 139, 140], dtype=torch.int32),
-        torch.tensor([150, 150, 150], dtype=torch.int32),
+        torch.tensor([140, 139, 140], dtype=torch.int64),
+        torch.tensor([150, 150, 150], dtype=torch.int64),
     )
     clean = fused(x, y, 1.0, -1, lengths)
     x[1, 7, 2] = math.nan
@@ -444,7 +444,7 @@ def test_bitwise_the_same_for_any_number_of_threads_and_either_kind_of_ticket(
     generator = torch.Generator().manual_seed(10)
     x = torch.randn(batch, 500, 12, generator=generator)
     y = torch.randn(batch, 500, 12, generator=generator)
-    lengths = torch.tensor([500, 400, 130][:batch], dtype=torch.int32)
+    lengths = torch.tensor([500, 400, 130][:batch], dtype=torch.int64)
     monkeypatch.setattr(cpu_threads, "SMALLEST_SHARE", 1)
     results = []
     before = torch.get_num_threads()
@@ -617,7 +617,7 @@ def test_arguments_have_the_types_that_kernels_are_compiled_for(monkeypatch: pyt
         return compile_for(kernel, kind, arguments)
 
     monkeypatch.setattr(launch, "compile_for", checked)
-    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    lengths = torch.tensor([3, 5], dtype=torch.int64)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x, y = torch.randn(2, 6, 3).to(dtype), torch.randn(2, 5, 3).to(dtype)
         for a, b in [

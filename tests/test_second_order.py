@@ -443,7 +443,7 @@ class TestBackend:
         self, device: str, dual: DualBackend, name: str, padded: bool, bandwidth: int
     ) -> None:
         x, y = series(device, (3, 3), 40, 35, 4)
-        lengths = [torch.tensor(n, dtype=torch.int32, device=device) for n in ([40, 17, 31], [35, 25, 20])]
+        lengths = [torch.tensor(n, dtype=torch.int64, device=device) for n in ([40, 17, 31], [35, 25, 20])]
         x_lengths, y_lengths = lengths if padded else (None, None)
         problem = Problem(x.detach(), y.detach(), x_lengths, y_lengths, 0.5, bandwidth, True, True)
         direction = self.directions(device)[name]
@@ -482,6 +482,93 @@ class TestBackend:
         for measured, truth in zip(ours, theirs, strict=True):
             summed = measured if measured.shape == truth.shape else measured.sum(0, keepdim=True)
             assert relative(summed, truth.cpu()) < 1e-11
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("gamma", [1e-2, 100.0])
+    @pytest.mark.parametrize(
+        ("n", "m", "d", "bandwidth"),
+        [
+            (1, 1, 1, NO_BAND),
+            (1, 9, 2, NO_BAND),
+            (65, 63, 9, 2),
+            (150, 140, 3, 12),
+            pytest.param(131, 270, 1, NO_BAND, marks=pytest.mark.slow),
+        ],
+    )
+    def test_against_the_reference(
+        self,
+        device: str,
+        dual: DualBackend,
+        n: int,
+        m: int,
+        d: int,
+        bandwidth: int,
+        gamma: float,
+        dtype: torch.dtype,
+    ) -> None:
+        """Odd shapes, several tiles, ragged lengths, a list of pairs, one series for all, an offset."""
+        x, y = (side.detach().to(dtype) + 10 for side in series(device, (3, 3), n, m, d))
+        lengths = [torch.tensor([k, (k + 1) // 2, k], device=device) for k in (n, m)]
+        if bandwidth != NO_BAND:
+            lengths = [torch.tensor([k, min(n, m) // 2 + 1, k], device=device) for k in (n, m)]
+        whole, ragged = (None, None), tuple(lengths)
+        listed = torch.tensor([[0, 2], [1, 1], [0, 0], [2, 0]], dtype=torch.int32, device=device)
+        options = (gamma, bandwidth, True, True)
+        costs = sqeuclidean(x, y)
+        a, b = (torch.randn_like(side) for side in (x, y))
+        features = [torch.randn(k, s, 11, dtype=dtype, device=device) for k, s in ((1, n), (3, m))]
+        matrix = torch.randn(3, n, m, dtype=dtype, device=device)
+        for problem, direction in (
+            (Problem(x, y, *ragged, *options), Direction("tangents", a, b)),
+            (Problem(x, y, *whole, *options, listed), Direction("tangents", a[:1], b[:1])),
+            (Problem(x[:1], y, *whole, *options), Direction("tangents", None, b)),
+            (Problem(x, y, *whole, *options), Direction("matrix", matrix[:1], None, True)),
+            (Problem(x, y, *ragged, *options), Direction("features", *features, True, True)),
+            (Problem(x, y[:1], *whole, *options), Direction("position")),
+            (Problem(costs, None, *ragged, *options[:3]), Direction("matrix", matrix, None, True)),
+            (Problem(costs, None, *whole, *options[:3]), Direction("position")),
+        ):
+            grad = torch.linspace(-1.0, 2.0, problem.batch, dtype=dtype, device=device)
+            dot, value, state = dual.expected(problem, direction)
+            needless = (
+                problem._replace(need_x=False, need_y=False),
+                direction._replace(need_a=False, need_b=False),
+            )
+            assert torch.equal(dual.expected(*needless)[0], dot), "with and without saved state"
+            truth, exact, nothing = _reference.expected(problem, direction)
+            bound = 1e-10 if dtype == torch.float64 else 3e-5
+            assert relative(value, exact.cpu()) < bound
+            assert (dot - truth).abs().max() <= bound * max(truth.abs().max().item(), 1e-3)
+            ours = dual.expected_backward(problem, direction, grad, value, state)
+            theirs = _reference.expected_backward(problem, direction, grad, exact, nothing)
+            # Float32 costs of 10^4 times what gamma tells apart have lost that much.
+            spread = costs.abs().max().item() / gamma * (1e-14 if dtype == torch.float64 else 1e-6)
+            for measured, wanted in zip(ours, theirs, strict=True):
+                assert measured.shape == wanted.shape
+                assert measured.dtype == wanted.dtype
+                scale = max(wanted.abs().max().item() if wanted.numel() else 0.0, 1e-3 / gamma)
+                if wanted.numel():
+                    assert (measured - wanted).abs().max() <= (bound + spread) * scale
+
+    def test_costs_beyond_32_bit_exponents(self, device: str, dual: DualBackend) -> None:
+        x, y = (side.detach().float() for side in series(device, (3, 3), 40, 35, 2))
+        x[1] *= 3e3
+        y[1, 1::2] = y[1, ::2][:17]  # equal neighbours: two ways of equal cost, but not of equal Omega
+        # Costs of 10^11 gammas: float64 sums of them, and so the shares of two ways, are known to 10^-4.
+        problem = Problem(x, y, None, None, 1e-3, NO_BAND, True, True)
+        direction = Direction("features", x[:1], torch.randn_like(y), True, True)
+        grad = torch.tensor([1.0, -2.0, 0.5], device=device)
+        dot, value, state = dual.expected(problem, direction)
+        truth, exact, nothing = _reference.expected(problem, direction)
+        torch.testing.assert_close(value, exact)
+        torch.testing.assert_close(dot, truth, rtol=1e-3, atol=0.0)
+        ours = dual.expected_backward(problem, direction, grad, value, state)
+        theirs = _reference.expected_backward(problem, direction, grad, exact, nothing)
+        for first in (0, 2):  # of the series, then of the features of Omega; those of x may cancel
+            largest = max(wanted[1].abs().max().item() for wanted in theirs[first : first + 2])
+            assert largest > 0
+            for measured, wanted in zip(ours[first : first + 2], theirs[first : first + 2], strict=True):
+                torch.testing.assert_close(measured[1], wanted[1], rtol=1e-3, atol=1e-3 * largest)
 
     def test_broken_samples(self, device: str, dual: DualBackend) -> None:
         cost = torch.rand(3, 6, 5, dtype=torch.float64, device=device)

@@ -32,7 +32,7 @@ LENGTHS = ([40, 7, 23], [35, 9, 20])
 def problem_of(
     device: str, dtype: torch.dtype = torch.float32, lengths: bool = False, bandwidth: int = NO_BAND
 ) -> Problem:
-    both = [torch.tensor(given, dtype=torch.int32, device=device) if lengths else None for given in LENGTHS]
+    both = [torch.tensor(given, dtype=torch.int64, device=device) if lengths else None for given in LENGTHS]
     return Problem(*inputs(device, dtype), *both, 0.5, bandwidth, True, True)
 
 
@@ -112,7 +112,7 @@ class TestOperators:
     @pytest.mark.parametrize("size", [40, 200])
     def test_backward_reads_what_forward_wrote(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         x, y = torch.randn(2, size, 3), torch.randn(2, size - 5, 3)
-        problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int32), None, 0.5, NO_BAND, True, True)
+        problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int64), None, 0.5, NO_BAND, True, True)
         value, state = _backends.forward(problem)
         monkeypatch.setattr(launch, "zeroed_bytes", lambda size: torch.full((size,), 255, dtype=torch.uint8))
         _, other = _backends.forward(problem)

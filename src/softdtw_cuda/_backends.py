@@ -113,7 +113,15 @@ def dual_backend(device_type: str) -> DualBackend:
     """What computes second order for a kind of device: its backend or, if that has no kernels for it, the
     reference, which keeps N x M tables."""
     found = backend(device_type)
-    return cast(DualBackend, found if hasattr(found, "expected") else _reference)
+    if found is cast(Backend, _reference):
+        return _reference
+    if device_type == "cuda":
+        from ._cuda import dual
+
+        return dual
+    from ._cpu import dual_launch
+
+    return dual_launch
 
 
 def kernel_missing(device_type: str) -> str | None:

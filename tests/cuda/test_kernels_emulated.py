@@ -112,7 +112,7 @@ def inputs_of(case: Case) -> Inputs:
     generator = torch.Generator().manual_seed(case.seed)
     weights = torch.rand(case.batch, generator=generator, dtype=F64) + 0.5
     lengths = [
-        None if given is None else torch.tensor(given, dtype=torch.int32)
+        None if given is None else torch.tensor(given, dtype=torch.int64)
         for given in (case.x_lengths, case.y_lengths)
     ]
     if not case.d:
@@ -987,8 +987,8 @@ def test_a_broken_sample_breaks_itself_alone(compute: Compute, case: Case, side:
 def test_bad_lengths_give_nan(compute: Compute, case: Case) -> None:
     """They may live on the GPU, where nobody has checked them."""
     given = inputs_of(case)
-    x_lengths = torch.tensor([70, 0, 71, 60, -5, 66], dtype=torch.int32)
-    y_lengths = torch.tensor([66, 9, 66, 2**31 - 1, 3, 60], dtype=torch.int32)
+    x_lengths = torch.tensor([70, 0, 71, 60, -5, 66], dtype=torch.int64)
+    y_lengths = torch.tensor([66, 9, 66, 2**32 + 60, 3, 60], dtype=torch.int64)
     answer = compute(case, given._replace(x_lengths=x_lengths, y_lengths=y_lengths))
     assert answer.value.isnan().tolist() == [False, True, True, True, True, False]
     good = replace(case, batch=1)

@@ -54,7 +54,7 @@ def problem(case: Case, pairs: list[list[int]], lengths: bool = False, scale: fl
         for count, steps in ((K, N), (L, M))
     )
     own = [torch.tensor([N, 33, 64, 65]), torch.tensor([M, 50, 64])] if lengths else [None, None]
-    x_lengths, y_lengths = (None if each is None else guarded(each.int(), "lengths") for each in own)
+    x_lengths, y_lengths = (None if each is None else guarded(each, "lengths") for each in own)
     listed = guarded(torch.tensor(pairs, dtype=torch.int32), "pairs")
     series = guarded(x, "x"), guarded(y, "y")
     return Problem(*series, x_lengths, y_lengths, 1.0, case.bandwidth, True, True, listed)

@@ -288,7 +288,7 @@ def test_ragged_lengths(d: int, begin: int, start_lag: Callable[[int], None]) ->
     start_lag(begin)
     call = Call(d)
     x, y = inputs(call, (down_then_right, in_stairs))
-    x_lengths, y_lengths = (torch.tensor(given, dtype=torch.int32) for given in ([N, 65, 200], [40, M, 129]))
+    x_lengths, y_lengths = (torch.tensor(given, dtype=torch.int64) for given in ([N, 65, 200], [40, M, 129]))
     exact = truth(x, y, 1.0, None, x_lengths.tolist(), y_lengths.tolist())
     use(EmulatedGpu(d, resident=4, relaxed=True))
     value, state = launch.forward(Problem(x, y, x_lengths, y_lengths, 1.0, -1, True, True))

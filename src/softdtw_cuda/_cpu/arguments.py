@@ -203,3 +203,79 @@ class Border(NamedTuple):
 
     row: Array
     column: Array
+
+
+# Second order: what the kernels propagate beside the above, equations (12) to (15) of ``docs/math.md``.
+
+TANGENTS, MATRIX, FEATURES, POSITION = range(4)
+"""Kinds of a direction: those of `softdtw_cuda._problem.Direction`."""
+
+
+class Omega(NamedTuple):
+    """A direction on the costs of all pairs.
+
+    Attributes:
+        kind: `TANGENTS`, `MATRIX`, `FEATURES` or `POSITION`.
+        series: a and b in the place of x and y, and their features in that of the dimensions.
+    """
+
+    kind: int
+    series: Series
+
+
+class DualEdges(NamedTuple):
+    """Edges of tiles with V of eq. (12) along bottom rows and U along right columns.
+
+    Attributes:
+        edges: (f, n) of the same cells.
+        bottom_v, right_u: as the arrays of `edges`.
+        sums: the sum so far along the staircase of each pair, or of each worker's pair.
+    """
+
+    edges: Edges
+    bottom_v: Array
+    right_u: Array
+    sums: Array
+
+
+class DualLines(NamedTuple):
+    """The last three anti-diagonals of a dual walk, and one of how much R-dot grows along the diagonal."""
+
+    f: Array
+    n: Array
+    u: Array
+    v: Array
+    diagonal: Array
+
+
+class Staircase(NamedTuple):
+    """A path along which R-dot of a pair's last cell is summed: cells (k N // L, k M // L), L = max(N, M).
+
+    It begins at (0, 0), ends at (N - 1, M - 1), and lies in every band that holds both.
+
+    Attributes:
+        n, m: N and M.
+        row, column: of the tile's first cell.
+        first: the first k in the tile, past the last one where there is none.
+    """
+
+    n: int
+    m: int
+    row: int
+    column: int
+    first: int
+
+
+class DualShares(NamedTuple):
+    """Shares of eq. (7) of a tile's cells, and b (`above`) and c (`beside`) of eq. (12)."""
+
+    shares: Directions
+    above: Array
+    beside: Array
+
+
+class DualFlow(NamedTuple):
+    """Alignment weight on its way from tile to tile, and gamma times its derivative."""
+
+    weight: Flow
+    slope: Flow

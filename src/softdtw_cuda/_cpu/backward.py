@@ -35,12 +35,12 @@ from softdtw_cuda._cpu.walk import scale_of, walk
 
 
 @jit
-def _fill_with_nan(series: Series, gradients: Gradients, pair: int) -> None:
+def fill_with_nan(series: Series, gradients: Gradients, pair: int) -> None:
     """The gradients of a pair whose value is NaN; its padding stays zero."""
     height, width = series.x_lengths[pair], series.y_lengths[pair]
     x_start, y_start = pair * gradients.x_stride, pair * gradients.y_stride
     if series.is_cost:
-        for i in range(height):
+        for i in range(height if gradients.need_x else 0):
             for j in range(width):
                 gradients.x[x_start + i * series.columns + j] = math.nan
         return
@@ -53,7 +53,7 @@ def _fill_with_nan(series: Series, gradients: Gradients, pair: int) -> None:
 
 
 @jit
-def _take_inflow(
+def take_inflow(
     flow: Flow,
     outflow: Border,
     corner: int,
@@ -62,8 +62,12 @@ def _take_inflow(
     inflow: Border,
     height: int,
     width: int,
+    seed: float,
 ) -> None:
-    """Take the weight that the tiles below, right and below-right sent; what this one sends starts at 0."""
+    """Take the weight that the tiles below, right and below-right sent; what this one sends starts at 0.
+
+    Into a pair's last cell comes the `seed`.
+    """
     row, column = place.row, place.column
     has_below, has_beside = tile_in_band(grid, row + 1, column), tile_in_band(grid, row, column + 1)
     for b in range(width):
@@ -75,12 +79,12 @@ def _take_inflow(
     if tile_in_band(grid, row + 1, column + 1):
         inflow.row[width - 1] = inflow.row[width - 1] + flow.cornerward[corner]
     if row == grid.rows - 1 and column == grid.columns - 1:
-        inflow.row[width - 1] = 1
+        inflow.row[width - 1] = seed
     flow.cornerward[corner] = 0
 
 
 @jit
-def _reach(weights: Array, count: int) -> int:
+def reach_of(weights: Array, count: int) -> int:
     """One more than the index of the last of `count` weights that is not zero."""
     while count > 0 and weights[count - 1] == 0:
         count -= 1
@@ -144,7 +148,7 @@ def backward_worker(
         value = gradients.value[pair]
         if math.isnan(value):
             if first_tile == 0:
-                _fill_with_nan(series, gradients, pair)
+                fill_with_nan(series, gradients, pair)
                 budget -= series.x_lengths[pair] * (series.y_lengths[pair] if series.is_cost else dimensions)
             continue
         if math.isinf(value) or gradients.grad[pair] == 0:
@@ -175,10 +179,10 @@ def backward_worker(
                 flow.upward[up_start : up_start + width], flow.leftward[left_start : left_start + height]
             )
             corner = slot * (tiles.rows + tiles.columns) + tiles.rows + column - row
-            _take_inflow(flow, outflow, corner, grid, place, inflow, height, width)
+            take_inflow(flow, outflow, corner, grid, place, inflow, height, width, 1.0)
 
             # Weight moves up and left only: what lies below and right of all inflow has none.
-            reach_below, reach_beside = _reach(inflow.row, width), _reach(inflow.column, height)
+            reach_below, reach_beside = reach_of(inflow.row, width), reach_of(inflow.column, height)
             if reach_beside == 0:
                 width = reach_below
             elif reach_below == 0:
@@ -196,5 +200,5 @@ def backward_worker(
                     tile, gradients.smallest, shares, lines, inflow, diagonals, outflow
                 )
                 unshear(diagonals, tile, rows)
-                add_gradients(rows, tile, place, series, gradients, scratch.packed, memory)
+                add_gradients(rows, rows, tile, place, series, gradients, scratch.packed, memory)
             finish(schedule, tiles, pair, row, column)

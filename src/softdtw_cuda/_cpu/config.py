@@ -45,3 +45,8 @@ def saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) 
     """Bytes of the state that a forward of `batch` pairs saves."""
     number = 8 if dtype == torch.float64 else 4
     return 4 * number * batch * saved_edge_cells(n, m, dtype, bandwidth)
+
+
+def dual_saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+    """The same for a forward of second order: V beside (f, n) in bottom rows, U in right columns."""
+    return saved_bytes(batch, n, m, dtype, bandwidth) // 4 * 6

@@ -48,7 +48,7 @@ def saved_boundary(edges: Edges, tiles: Tiles, grid: Grid, place: Place, counts:
 
 
 @jit
-def _overwritten_boundary(
+def overwritten_boundary(
     edges: Edges, tiles: Tiles, grid: Grid, place: Place, slot: int, width: int, counts: Array
 ) -> Boundary:
     """Where the tile's edges replace those of its neighbours. Keeps the corner that the next tile needs."""
@@ -74,7 +74,7 @@ def _overwritten_boundary(
 
 
 @jit
-def _clear_rest_of_edges(
+def clear_rest_of_edges(
     edges: Edges, bottom: int, right: int, tile: Tile, height: int, width: int, counts: Array
 ) -> None:
     """Zero the cells of the edges outside the band, where the tile has `height` rows and `width` columns."""
@@ -150,7 +150,7 @@ def forward_worker(
             if edges.saved:
                 found = saved_boundary(edges, tiles, grid, place, counts)
             else:
-                found = _overwritten_boundary(edges, tiles, grid, place, slot, width, counts)
+                found = overwritten_boundary(edges, tiles, grid, place, slot, width, counts)
             bottom = found.bottom if row < grid.rows - 1 else -1
             right = found.right if column < grid.columns - 1 else -1
             boundary = Boundary(
@@ -162,7 +162,7 @@ def forward_worker(
                 right,
             )
             f, n = walk(diagonals, tile, scale, line_f, counts, edges, boundary, False, no_shares)
-            _clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
+            clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             if row == grid.rows - 1 and column == grid.columns - 1:
                 if f == 0:
                     value[pair] = math.inf

@@ -123,16 +123,42 @@ def add_rows(
 
 
 @jit
+def occupied_blocks(weights: Array, tile: Tile, line: Array, occupied: Array) -> int:
+    """List the blocks of 4 x 4 cells that have alignment weight, row by row; how many there are."""
+    lanes = lanes_of(weights)
+    edge, height, width, offset, bandwidth = tile
+    pitch = edge + lanes
+    width4 = (width + 3) // 4 * 4
+    blocks = 0
+    for a in range(0, height, 4):
+        # Vectors beside the band hold nothing, not even zeros.
+        first = max(0, offset + a - bandwidth) // lanes * lanes
+        for v in range(first, min(width4, offset + a + 4 + bandwidth), lanes):
+            at = (a + lanes) * pitch + v
+            # Weight is never negative: a sum is zero only when all of its terms are.
+            column = vload(weights, at) + vload(weights, at + pitch)
+            column = column + (vload(weights, at + 2 * pitch) + vload(weights, at + 3 * pitch))
+            if vsum(column) != 0:
+                vstore(line, 0, column)
+                for l in range(0, min(lanes, width4 - v), 4):
+                    if line[l] + line[l + 1] + line[l + 2] + line[l + 3] != 0:
+                        occupied[2 * blocks] = a
+                        occupied[2 * blocks + 1] = v + l
+                        blocks += 1
+    return blocks
+
+
+@jit
 def gradient_along_dimensions(
-    alignment: Array, tile: Tile, dimensions: int, sides: Sides, rows: Array, occupied: Array
+    alignment: Array, tile: Tile, dimensions: int, sides: Sides, rows: Array, occupied: Array, blocks: int
 ) -> None:
     """With lanes along the dimensions.
 
-    One step is a block of 4 x 4 cells; blocks without weight are skipped, those with it are listed in
-    ``occupied``. ``rows`` has room for four copies of a tile's time steps, padded to full vectors.
+    One step is a block of 4 x 4 cells of those listed in ``occupied``. ``rows`` has room for four copies of a
+    tile's time steps, padded to full vectors.
     """
     lanes = lanes_of(alignment)
-    edge, height, width, offset, bandwidth = tile
+    edge, height, width = tile.edge, tile.height, tile.width
     pitch = edge + lanes
     padded = (dimensions + lanes - 1) // lanes * lanes
     size = edge * padded
@@ -141,26 +167,7 @@ def gradient_along_dimensions(
     need_x, need_y = sides.need_x, sides.need_y
     pad_rows(sides.x, sides.x_start, height, dimensions, edge, x_rows)
     pad_rows(sides.y, sides.y_start, width, dimensions, edge, y_rows)
-    height4 = (height + 3) // 4 * 4
-    width4 = (width + 3) // 4 * 4
     zero = vsplat(alignment, 0.0)
-
-    blocks = 0
-    for a in range(0, height4, 4):
-        # Vectors beside the band hold nothing, not even zeros.
-        first = max(0, offset + a - bandwidth) // lanes * lanes
-        for v in range(first, min(width4, offset + a + 4 + bandwidth), lanes):
-            at = (a + lanes) * pitch + v
-            # Weight is never negative: a sum is zero only when all of its terms are.
-            column = vload(alignment, at) + vload(alignment, at + pitch)
-            column = column + (vload(alignment, at + 2 * pitch) + vload(alignment, at + 3 * pitch))
-            if vsum(column) != 0:
-                vstore(gx_rows, 0, column)
-                for l in range(0, min(lanes, width4 - v), 4):
-                    if gx_rows[l] + gx_rows[l + 1] + gx_rows[l + 2] + gx_rows[l + 3] != 0:
-                        occupied[2 * blocks] = a
-                        occupied[2 * blocks + 1] = v + l
-                        blocks += 1
     for k in range(0, padded * edge, lanes):
         vstore(gx_rows, k, zero)
         vstore(gy_rows, k, zero)
@@ -252,6 +259,7 @@ def write_alignment(
 @jit
 def add_gradients(
     alignment: Array,
+    weights: Array,
     tile: Tile,
     place: Place,
     series: Series,
@@ -259,7 +267,10 @@ def add_gradients(
     packed: Array,
     memory: GradientMemory,
 ) -> None:
-    """The tile's part of the gradients of its pair, from its alignment."""
+    """The tile's part of the gradients of its pair, from its alignment, or from the alignment's derivative.
+
+    `weights` is the alignment itself: where that is zero, so is its derivative.
+    """
     pair, dimensions = place.pair, series.dimensions
     if series.is_cost:
         start = pair * gradients.x_stride + (place.row * series.columns + place.column) * tile.edge
@@ -283,4 +294,5 @@ def add_gradients(
         at = place.packed + y_row
         gradient_along_columns(alignment, tile, dimensions, sides, packed, at, memory.rows)
     else:
-        gradient_along_dimensions(alignment, tile, dimensions, sides, memory.rows, memory.occupied)
+        blocks = occupied_blocks(weights, tile, memory.rows, memory.occupied)
+        gradient_along_dimensions(alignment, tile, dimensions, sides, memory.rows, memory.occupied, blocks)

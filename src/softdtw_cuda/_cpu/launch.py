@@ -62,7 +62,7 @@ def _needs_wide(arrays: Arrays, n: int) -> Array:
 
 
 # --------------------------------------------------------------------------------------------------- kernels
-def _scratch_sizes(arrays: Arrays, backward: bool) -> tuple[int, int]:
+def scratch_sizes(arrays: Arrays, backward: bool) -> tuple[int, int]:
     """Floats and integers that a worker needs."""
     edge, lanes = arrays.tiles.edge, arrays.lanes
     span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
@@ -80,10 +80,10 @@ def _by_tile(arrays: Arrays, threads: int) -> bool:
     return threads > 1 and arrays.pairs < 2 * threads and arrays.tiles.rows * arrays.tiles.kept > 1
 
 
-def _plan(arrays: Arrays, backward: bool) -> tuple[int, int, Schedule]:
-    """Number of threads, of places where a pair's memory can be, and the schedule."""
+def plan(arrays: Arrays, backward: bool, cell: int) -> tuple[int, int, Schedule]:
+    """Number of threads, of places where a pair's memory can be, and the schedule, for the work of a cell."""
     tiles = arrays.tiles
-    threads = threads_for(arrays.cells * (arrays.series.dimensions + 8))
+    threads = threads_for(arrays.cells * cell)
     by_tile = _by_tile(arrays, threads)
     threads = threads if by_tile else min(threads, arrays.pairs)
     schedule = Schedule(
@@ -97,13 +97,19 @@ def _plan(arrays: Arrays, backward: bool) -> tuple[int, int, Schedule]:
     return threads, arrays.pairs if by_tile else threads, schedule
 
 
-def _launch(
-    worker: Any, arrays: Arrays, threads: int, slots: int, backward: bool, arguments: tuple[Any, ...]
+def launch_workers(
+    worker: Any,
+    arrays: Arrays,
+    threads: int,
+    slots: int,
+    sizes: tuple[int, int],
+    packed_features: int,
+    arguments: tuple[Any, ...],
 ) -> None:
-    """Run the workers, each with scratch memory of its own."""
+    """Run the workers, each with scratch memory of its own: so many floats and integers."""
     float_type, int_type = arrays.float_type, arrays.int_type
-    floats, integers = _scratch_sizes(arrays, backward)
-    packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * arrays.series.dimensions
+    floats, integers = sizes
+    packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * packed_features
     float_scratch = borrow(threads, floats, float_type)
     integer_scratch = borrow(threads, integers, int_type)
     packed = borrow(1, packed_size, float_type)
@@ -118,7 +124,7 @@ def _launch(
     give_back(packed, packed_size, float_type)
 
 
-def _saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
+def saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
     """The edges of all tiles in the bytes of a state."""
     stride = int(saved_edge_cells(n, arrays.series.columns, arrays.dtype, bandwidth))
     content = state.numpy()
@@ -137,7 +143,7 @@ def _saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges
     )
 
 
-def _overwritten_edges(arrays: Arrays, slots: int) -> Edges:
+def overwritten_edges(arrays: Arrays, slots: int) -> Edges:
     """Memory for one row and one column of tiles."""
     tiles = arrays.tiles
     stride = max(tiles.rows, tiles.columns) * tiles.edge
@@ -148,29 +154,34 @@ def _overwritten_edges(arrays: Arrays, slots: int) -> Edges:
     return Edges(floats[0], integers[0], floats[1], integers[1], corner_f, corner_n, stride, False)
 
 
+def smallest_weight(dtype: torch.dtype) -> float:
+    """Weight too small to matter beside any other makes denormal numbers, which are slow."""
+    return 2.0**-100 if dtype == torch.float32 else 2.0**-900
+
+
 def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
-    threads, slots, schedule = _plan(arrays, False)
+    threads, slots, schedule = plan(arrays, False, arrays.series.dimensions + 8)
     value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
     size = saved_bytes(arrays.pairs, n, arrays.series.columns, arrays.dtype, bandwidth) if save else 0
     # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
     state = zeroed_bytes(size)
-    edges = _saved_edges(state, arrays, n, bandwidth) if save else _overwritten_edges(arrays, slots)
+    edges = saved_edges(state, arrays, n, bandwidth) if save else overwritten_edges(arrays, slots)
     arguments = (arrays.series, arrays.tiles, schedule, edges, value.numpy())
-    _launch(forward_worker, arrays, threads, slots, False, arguments)
+    sizes = scratch_sizes(arrays, False)
+    launch_workers(forward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
     return value, state
 
 
 def _backward(
     arrays: Arrays, problem: Problem, grad: Tensor, value: Tensor, state: Tensor, gx: Tensor, gy: Tensor
 ) -> None:
-    threads, slots, schedule = _plan(arrays, True)
+    threads, slots, schedule = plan(arrays, True, arrays.series.dimensions + 8)
     tiles = arrays.tiles
-    edges = _saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
+    edges = saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
     gradients = Gradients(
         materialized(grad.detach()).to(arrays.dtype).contiguous().numpy(),
         value.detach().to(arrays.dtype).contiguous().numpy(),
-        # Weight too small to matter beside any other makes denormal numbers, which are slow.
-        2.0**-100 if arrays.dtype == torch.float32 else 2.0**-900,
+        smallest_weight(arrays.dtype),
         problem.need_x,
         problem.need_y,
         gx.view(-1).numpy(),
@@ -184,22 +195,23 @@ def _backward(
         np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
     )
     arguments = (arrays.series, tiles, schedule, edges, gradients, flow)
-    _launch(backward_worker, arrays, threads, slots, True, arguments)
+    sizes = scratch_sizes(arrays, True)
+    launch_workers(backward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
 
 
 # --------------------------------------------------------------------------------------------------- backend
-def _computed(tensor: Tensor) -> Tensor:
+def computed(tensor: Tensor) -> Tensor:
     """In float32 for float16 and bfloat16."""
     tensor = materialized(tensor)
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
-def _computable(problem: Problem) -> Problem:
-    y = None if problem.y is None else _computed(problem.y)
-    return problem._replace(x=_computed(problem.x), y=y)
+def computable(problem: Problem) -> Problem:
+    y = None if problem.y is None else computed(problem.y)
+    return problem._replace(x=computed(problem.x), y=y)
 
 
-def _picked(problem: Problem, samples: Tensor) -> Problem:
+def picked(problem: Problem, samples: Tensor) -> Problem:
     """The chosen samples in float64, which has a wide exponent; a broadcast side stays one series."""
     if problem.pairs is not None:
         listed = problem._replace(pairs=problem.pairs[samples]).gathered()
@@ -220,7 +232,7 @@ def _picked(problem: Problem, samples: Tensor) -> Problem:
     )
 
 
-def _beyond_range(arrays: Arrays, n: int) -> Tensor:
+def beyond_range(arrays: Arrays, n: int) -> Tensor:
     """The samples that need wide exponents."""
     if arrays.dtype == torch.float64:
         return torch.empty(0, dtype=torch.int64, device="cpu")
@@ -234,12 +246,12 @@ def state_bytes(problem: Problem) -> int:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,) and saved state. A cost of -inf gives NaN."""
-    problem = _computable(problem)
+    problem = computable(problem)
     arrays = arrays_of(problem)
     value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
-    samples = _beyond_range(arrays, problem.n)
+    samples = beyond_range(arrays, problem.n)
     if len(samples):
-        wide = _picked(problem, samples)._replace(need_x=False, need_y=False)
+        wide = picked(problem, samples)._replace(need_x=False, need_y=False)
         value[samples] = forward(wide)[0].to(value.dtype)
     return value, state
 
@@ -247,17 +259,17 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
     asked = problem
-    problem = _computable(problem)
+    problem = computable(problem)
     arrays = arrays_of(problem)
     pairs, (n, width) = arrays.pairs, problem.x.shape[1:]
     gx = problem.x.new_zeros((pairs, n, width) if problem.need_x else (0,))
     gy = problem.x.new_zeros((pairs, problem.m, width) if problem.need_y else (0,))
-    samples = _beyond_range(arrays, n)
+    samples = beyond_range(arrays, n)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
     narrow = grad.index_fill(0, samples, 0.0) if len(samples) else grad
     _backward(arrays, problem, narrow, value, state, gx, gy)
     if len(samples):
-        wide = _picked(problem, samples)
+        wide = picked(problem, samples)
         # The saved state is narrow: these few samples run forward once more.
         wide_gx, wide_gy = backward(wide, grad[samples].to(torch.float64), *forward(wide))
         if problem.need_x:

@@ -134,3 +134,18 @@ def arrays_of(problem: Problem) -> Arrays:
         problem.gamma,
     )
     return Arrays(series, _tiles(n, m, x.dtype, problem.bandwidth), x.dtype)
+
+
+def series_of(a: Tensor, b: Tensor | None, of: Series) -> Series:
+    """a and b of a direction, one per pair or one for all, in the place of the x and y of its problem."""
+    pairs = of.x_lengths.size
+    flat_a, a_stride = _flat(a)
+    flat_b, b_stride = (flat_a, 0) if b is None else _flat(b)
+    return of._replace(
+        is_cost=b is None,
+        x=flat_a,
+        y=flat_b,
+        x_offsets=_offsets(a.shape[0], a_stride, None, pairs),
+        y_offsets=_offsets(1 if b is None else b.shape[0], b_stride, None, pairs),
+        dimensions=0 if b is None else a.shape[2],
+    )

@@ -28,9 +28,9 @@ COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
 FORWARD, BACKWARD, RERUN, FORWARD_BACKWARD = "forward", "backward", "rerun", "forward_backward"
 """Parts of a source: kernels that are compiled and launched by themselves."""
 
-TILED, UNIVARIATE_SOURCE, PAIR, WIDE_SOURCE = "tiled", "univariate", "pair", "wide"
-"""Sources: costs made tile by tile beside the walk; one warp per strip for D = 1; one warp per pair; wide
-numbers."""
+TILED, UNIVARIATE_SOURCE, PAIR, MATRIX, WIDE_SOURCE = "tiled", "univariate", "pair", "matrix", "wide"
+"""Sources: costs made tile by tile beside the walk; one warp per strip for D = 1; one warp per pair; one warp
+per cost matrix; wide numbers."""
 
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
@@ -63,8 +63,12 @@ PAIR_WINDOW = 128
 PAIRS_PER_PROCESSOR = 3
 """From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
 L = 64 to 1024, D = 2 to 16, forward + backward: 264 pairs 0.73 to 1.22, 528 pairs 0.46 to 0.87, 2048 and more
-0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75. For D > 4 that was before distances were
-compensated sums; to be measured again."""
+0.25 to 0.6; forward alone 1.0 to 1.45, 0.76 to 1.07, 0.5 to 0.75. That was with plain sums for D > 4; with
+compensated ones, D = 8 and 16, 396 pairs take 0.86 to 1.12 of the time, forward alone 0.98 to 1.41, and 528
+pairs of 128 steps and more 0.67 to 0.88 and 0.55 to 1.14."""
+
+MATRICES_PER_PROCESSOR = 2**31
+"""The same for cost matrices: never, until the kernels of whole matrices have been measured on a GPU."""
 
 WIDE_ROWS_PER_LANE = 2
 WIDE_CHECKPOINT = 256
@@ -110,6 +114,11 @@ class Kernel:
         return self.source == WIDE_SOURCE
 
     @property
+    def walks_whole_pairs(self) -> bool:
+        """A block walks all strips of a pair, one after the other."""
+        return self.source in (PAIR, MATRIX)
+
+    @property
     def strip_rows(self) -> int:
         return 32 * self.lane_rows
 
@@ -119,7 +128,7 @@ class Kernel:
         `forward_backward` for both passes over small pairs, which are float32, of one strip."""
         if self.wide:
             return FORWARD, BACKWARD, RERUN
-        if self.source == PAIR:
+        if self.walks_whole_pairs:
             return FORWARD, BACKWARD
         has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
         return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
@@ -164,6 +173,8 @@ class Kernel:
         }
         if self.source == PAIR:
             macros |= {"DIMS": self.dims, "PACKED": int(self.packed)}
+        elif self.source == MATRIX:
+            macros["PACKED"] = int(self.packed)
         elif self.source == TILED:
             macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
             macros["FORWARD_BLOCKS"] = self.forward_blocks
@@ -297,12 +308,19 @@ def _window(k: Kernel, columns: int) -> _Type:
     return _vector(k, min(k.dims, 4)) * (columns * max(k.dims // 4, 1))
 
 
+def _wide_costs(k: Kernel) -> _Type:
+    """Costs of eight steps."""
+    return _vector(k, k.lane_rows) * (8 * 32)
+
+
 def _forward_shared(k: Kernel) -> _Type:
     rows = _vector(k, 2) * 64
     if k.source == PAIR:
         return _struct(_window(k, PAIR_WINDOW), rows, alignment=64)
+    if k.source == MATRIX:
+        return _struct(_vector(k, k.lane_rows) * (32 * 33), rows, alignment=64)
     if k.source == WIDE_SOURCE:
-        return _struct(rows, alignment=64)
+        return _struct(rows, _wide_costs(k), alignment=64)
     if k.source == UNIVARIATE_SOURCE:
         return _struct(rows, _WORD * (k.strip_rows + 32), alignment=64)
     return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _STRIP, _WORD)
@@ -313,10 +331,13 @@ def _backward_shared(k: Kernel) -> _Type:
     if k.source == PAIR:
         windows = _window(k, PAIR_WINDOW), _window(k, 32)
         return _struct(shares * 1024, *windows, state * 32, _WORD * 64, alignment=64)
+    if k.source == MATRIX:
+        return _struct(shares * (32 * 33), state * 32, _WORD * 64, alignment=64)
     if k.source != TILED:
         members = [shares * (k.subwalk * 32), *([left * (k.subwalk * 32)] if k.banded else [])]
         members += [state * (2 * k.subwalk), state * k.checkpoint]
         if k.source == WIDE_SOURCE:
+            members.append(_wide_costs(k))
             members.append(state * (2 * k.strip_rows * (k.checkpoint // k.subwalk - 2)))
         else:
             members.append(_WORD * (k.strip_rows + k.checkpoint))
@@ -406,16 +427,16 @@ def choose(
     # Two rows per lane share a shuffle and a poll; they need the shared memory of a data-centre card.
     roomy = device.shared_bytes >= 227 * 1024
     rows = 2 if roomy and not short else 1
-    if many and not mode_is_cost and not banded and 1 < d <= DIRECT_UP_TO:
+    if many and not banded and (mode_is_cost or 1 < d <= DIRECT_UP_TO):
         kernel = Kernel(
-            PAIR,
-            DIRECT,
+            MATRIX if mode_is_cost else PAIR,
+            COST if mode_is_cost else DIRECT,
             code,
-            False,
+            mode_is_cost,  # its cells can be forbidden, too
             1 if short else 2,
             checkpoint=32,
             packed=not short,
-            dims=next(dims for dims in (2, 4, 8, 16) if d <= dims),
+            dims=1 if mode_is_cost else next(dims for dims in (2, 4, 8, 16) if d <= dims),
         )
         return Plan(kernel, wide)
     if not mode_is_cost and d == 1:
@@ -564,9 +585,11 @@ def fused_plan(
     return choose(False, int(d), dtype, bool(bandwidth >= 0), _is_short(n), aligned, device, many)
 
 
-def cost_plan(n: int, dtype: torch.dtype, bandwidth: int) -> Plan:
-    """The plan for a cost matrix of n rows."""
-    return choose(True, 1, dtype, bool(bandwidth >= 0), _is_short(n), True, weakest_device())
+def cost_plan(n: int, dtype: torch.dtype, bandwidth: int, *, batch: int = 1) -> Plan:
+    """The plan for `batch` cost matrices of n rows."""
+    device = weakest_device()
+    many = bool(batch >= MATRICES_PER_PROCESSOR * device.processors)
+    return choose(True, 1, dtype, bool(bandwidth >= 0), _is_short(n), True, device, many)
 
 
 def _is_short(n: Any) -> bool:

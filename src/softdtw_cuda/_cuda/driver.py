@@ -19,7 +19,8 @@ from .._torch_compat import current_device, current_stream, set_device
 from . import config
 from .compile import binary_of
 from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
-from .params import Params
+from .config_dual import DualKernel
+from .params import DualParams, Params
 
 _LOADED_WITH = {RERUN: (FORWARD,), FORWARD_BACKWARD: (FORWARD, BACKWARD)}
 """Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
@@ -62,7 +63,7 @@ class Queue:
         """Sets `count` bytes (a multiple of 4) to 255."""
         self._call(self._gpu.set_words, address, 0xFFFFFFFF, count // 4, self._stream)
 
-    def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
+    def run(self, kernel: Kernel | DualKernel, part: str, params: Params | DualParams, blocks: int) -> None:
         """Launches a part of a kernel; the driver copies `params`."""
         loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
         if loaded is None:
@@ -97,7 +98,7 @@ class Gpu:
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
-        self._compiling: dict[tuple[Kernel, str, str], Future[bytes]] = {}
+        self._compiling: dict[tuple[Kernel | DualKernel, str, str], Future[bytes]] = {}
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -113,7 +114,7 @@ class Gpu:
             self._open_driver()
         return Queue(self, device.index)
 
-    def load(self, kernel: Kernel, part: str, index: int, save: bool) -> _Loaded:
+    def load(self, kernel: Kernel | DualKernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
 
         `save` says of a forward that a backward will follow it.
@@ -146,15 +147,17 @@ class Gpu:
             self.loaded[kernel.tag, part, index] = made
             return made
 
-    def _binary(self, kernel: Kernel, part: str, architecture: str, save: bool, index: int = 0) -> bytes:
+    def _binary(
+        self, kernel: Kernel | DualKernel, part: str, architecture: str, save: bool, index: int = 0
+    ) -> bytes:
         """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
-        companion = config.wide_companion(kernel)
+        companion = config.wide_companion(kernel) if isinstance(kernel, Kernel) else kernel
         parts = [part]
         if part == FORWARD_BACKWARD:
             parts += _LOADED_WITH[part]
         elif part == FORWARD and save:
             parts.append(BACKWARD)
-        needed = [(kernel, of) for of in parts]
+        needed: list[tuple[Kernel | DualKernel, str]] = [(kernel, of) for of in parts]
         if companion != kernel:
             needed += [(companion, of if of == FORWARD else RERUN) for of in parts]
         missing = [(of, its) for of, its in dict.fromkeys(needed) if (of.tag, its, index) not in self.loaded]

@@ -50,8 +50,8 @@ class Call(NamedTuple):
     rerun_counts: tuple[int, int, int]
 
 
-@functools.lru_cache(maxsize=256)
-def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: bool) -> Call:
+def check_sizes(batch: int, n: int, m: int, d: int, blocks: int) -> None:
+    """Raises where a launch, or the kernels' 32-bit numbers, cannot hold a problem."""
     if n + m > _MOST_STEPS:
         raise ValueError(
             f"softdtw_cuda: series of N = {n} and M = {m} steps are too long for a GPU, expected N + M <= "
@@ -62,12 +62,17 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
             f"softdtw_cuda: D = {d} features are too many for a GPU, expected at most {_MOST_FEATURES}; pass "
             "the distances as a cost matrix to softdtw_from_cost."
         )
-    blocks = batch if plan.main.source == config.PAIR else batch * plan.main.strips(n)
     if blocks > _MOST_BLOCKS:
         raise ValueError(
             f"softdtw_cuda: {batch} pairs of {n} steps take {blocks} blocks, and a CUDA launch has "
             f"{_MOST_BLOCKS} at most; pass the pairs in several batches."
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: bool) -> Call:
+    blocks = batch if plan.main.walks_whole_pairs else batch * plan.main.strips(n)
+    check_sizes(batch, n, m, d, blocks)
     layout = config.layout_of(plan, batch, n, m, bandwidth, save)
     device = config.weakest_device()
 
@@ -107,7 +112,7 @@ class _Inputs(NamedTuple):
     params: Params
 
 
-def _dense_rows(tensor: Tensor) -> Tensor:
+def dense_rows(tensor: Tensor) -> Tensor:
     """The tensor itself if its last two dimensions are dense; its batch stride is free."""
     tensor = materialized(tensor)
     if tensor.is_contiguous():
@@ -134,13 +139,13 @@ def _are_aligned(x: Tensor, y: Tensor) -> bool:
 
 
 def _inputs(problem: Problem, save: bool) -> _Inputs:
-    x, y = _dense_rows(problem.x), problem.y
+    x, y = dense_rows(problem.x), problem.y
     batch, n, m = problem.batch, problem.n, problem.m
     if y is None:
         d = 1
-        plan = config.cost_plan(n, x.dtype, problem.bandwidth)
+        plan = config.cost_plan(n, x.dtype, problem.bandwidth, batch=batch)
     else:
-        y, d = _dense_rows(y), x.shape[2]
+        y, d = dense_rows(y), x.shape[2]
         plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y), batch=batch)
     call = _call(plan, batch, n, m, d, problem.bandwidth, save)
     params = Params.from_buffer_copy(call.params)
@@ -225,7 +230,7 @@ def state_bytes(problem: Problem) -> int:
     """Size of the state that `forward` saves."""
     x, y = problem.x, problem.y
     if y is None:
-        plan = config.cost_plan(problem.n, x.dtype, problem.bandwidth)
+        plan = config.cost_plan(problem.n, x.dtype, problem.bandwidth, batch=problem.batch)
     elif _has_gradient_with_value(problem):
         return sum(_kept_sizes(problem))
     else:
@@ -302,7 +307,8 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     x, y, _, call, params = inputs
     device, plan = x.device, call.plan
     # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
-    is_dense = y is not None and problem.pairs is problem.x_lengths is problem.y_lengths is None
+    stores_all = y is not None or plan.main.source == config.MATRIX
+    is_dense = stores_all and problem.pairs is problem.x_lengths is problem.y_lengths is None
     new = gpu.empty if is_dense else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
     sums = []

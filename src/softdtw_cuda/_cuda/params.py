@@ -1,4 +1,4 @@
-"""The argument of every kernel: `Params` of kernels/params.cuh, field by field."""
+"""Arguments of the kernels, field by field: `Params` of kernels/params.cuh and kernels/params_dual.cuh."""
 
 from __future__ import annotations
 
@@ -55,3 +55,26 @@ set_addresses = struct.Struct(f"{len(_POINTERS)}P2q").pack_into
 """Sets all pointers, x_stride and y_stride of Params (first argument) from its start (0) on.
 
 Quicker than one by one."""
+
+_DUAL_POINTERS = (
+    *("x", "y", "a", "b", "x_lengths", "y_lengths", "pairs", "grad", "value", "dot"),
+    *("grad_x", "grad_y", "grad_a", "grad_b"),
+    *("states", "bounds", "rows", "finished", "tickets", "other_tickets"),
+)
+_DUAL_LONGS = ("x_stride", "y_stride", "a_stride", "b_stride", "pair_bytes", "row_bytes", "grad_stride")
+_DUAL_DOUBLES = ("scale", "unscale", "inverse_gamma")
+_DUAL_INTS = (
+    *("batch", "n", "m", "d", "f", "x_count", "y_count", "bandwidth", "strips", "checkpoints"),
+    *("bound_columns", "blocks", "save", "whole_units"),
+)
+
+
+class DualParams(ctypes.Structure):
+    """What a kernel is told; see kernels/params_dual.cuh for the meaning of each field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _DUAL_POINTERS),
+        *((name, ctypes.c_int64) for name in _DUAL_LONGS),
+        *((name, ctypes.c_double) for name in _DUAL_DOUBLES),
+        *((name, ctypes.c_int32) for name in _DUAL_INTS),
+    )

@@ -20,20 +20,8 @@ struct alignas(64) BackwardShared {
   float passed_in[32], passed_out[32];
 };
 // What the rows' last cells send on, and the sums of gradients.
-struct Sweep {
-  float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
-  Features grad_x[LANE_ROWS], grad_y[LANE_ROWS];
-};
+struct Sweep : Weights { Features grad_x[LANE_ROWS], grad_y[LANE_ROWS]; };
 DEVICE void clear(Features& f) { UNROLL for (int k = 0; k < DIMS; k++) f.v[k] = 0.0f; }
-DEVICE void clear_weight(Sweep& sweep) { UNROLL for (int q = 0; q < LANE_ROWS; q++) sweep.left[q] = sweep.diagonal[q] = sweep.pass[q] = 0.0f; }
-DEVICE bool has_weight(const Sweep& sweep) {
-  bool some = false;
-  UNROLL for (int q = 0; q < LANE_ROWS; q++)
-    some |= !(sweep.left[q] < LEAST_WEIGHT && sweep.diagonal[q] < LEAST_WEIGHT && sweep.pass[q] < LEAST_WEIGHT);
-  return some;
-}
-// Columns whose weight the strip below has stored: none at first.
-struct Range { i32 first, last; };
 
 // Adds to a column's sum in memory; of two lanes' columns none is the same.
 DEVICE void add_grad_y(const Params& p, const Strip& s, i32 column, float factor, const Features& sum) {
@@ -110,17 +98,12 @@ DEVICE Range backward_strip(const Params& p, const Strip& s, const Range& receiv
   clear_weight(sweep);
   UNROLL for (int q = 0; q < LANE_ROWS; q++) { clear(sweep.grad_x[q]); clear(sweep.grad_y[q]); }
   const i32 end = s.is_last ? final_step(s) : -1;
-  i32 start = last_step(s);
-  if (!s.is_last && received.last + STRIP_ROWS - 1 < start) start = received.last + STRIP_ROWS - 1;
+  const i32 start = first_weight(s, received);
   Range passed{s.m, -1};
   bool riding = false;  // whether sums of grad_y are on their way up
   i32 filled = (start / 32 + 1) * 32;  // columns from here on are in the window
   UNROLL_BY(1) for (i32 base = start / 32 * 32; base >= 0; base -= 32) {
-    // What comes from the strip below: its first row is at our last row's column.
-    float from_below = 0.0f;
-    const i32 column_below = base + lane - (STRIP_ROWS - 1);
-    if (!s.is_last && column_below >= received.first && column_below <= received.last) from_below = row[column_below];
-    if (from_below < LEAST_WEIGHT) from_below = 0.0f;
+    const float from_below = weight_from_below(s, row, received, base);
     const bool at_end = end >= base && end < base + 32;
     if (!at_end && !any_lane(from_below != 0.0f || has_weight(sweep))) {
       if (riding) {

@@ -15,6 +15,7 @@ struct alignas(64) BackwardShared {
   LaneReals left[SUBWALK][32];
   Flow flow_in[SUBWALK], flow_out[SUBWALK];
   StoredState top[CHECKPOINT];
+  CostSteps costs;
   SavedStates states[SUBWALKS - 2];  // at the begin of subwalks 1 and on, the last excepted
 };
 static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
@@ -48,7 +49,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
     warp_barrier();
     for (i32 i = 0; i < subwalk; i++) {
       if (i > 0) store_walker(&shared.states[i - 1], w);
-      WideSteps steps{costs, p, s, base + i * SUBWALK, shared.top + i * SUBWALK};
+      WideSteps steps{shared.costs, costs, p, s, base + i * SUBWALK, shared.top + i * SUBWALK};
       walk(w, SUBWALK, steps, [](int, const Terms&, real) {}, [](i32) {});
     }
     for (bool resumed = true; subwalk >= 0; subwalk--, resumed = false) {
@@ -59,7 +60,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       const bool wanted = lane < SUBWALK && !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, flow_column);
       RowWord ahead{};
       if (wanted) ahead = load_word(row, flow_column);
-      WideSteps steps{costs, p, s, first, shared.top + first - base};
+      WideSteps steps{shared.costs, costs, p, s, first, shared.top + first - base};
       StepShares now;
       walk(w, SUBWALK, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
         shared.shares[step][lane] = now.shares;
@@ -74,8 +75,10 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
         while (tile_open > leftmost) await_order(p, s, below, walk_index, --tile_open);
       }
       warp_barrier();
+      ActiveCells active = no_active_cells();
       UNROLL_BY(1) for (i32 k = SUBWALK - 1; k >= 0; k--) {
         const i32 step = first + k;
+        LaneReals alignments;
         const LaneShares share = shared.shares[k][lane];
         const LaneReals left_share = shared.left[k][lane];
         real passed = from_lane_below(pass[0]);
@@ -87,17 +90,23 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
           if (step == end && own_row == s.n - 1) e = seed;
           left[q] = e * left_share.row[q];
           pass_on(e, share.up[q], share.diagonal[q], pass[q], diagonal[q]);
-          if (own_row < s.n && in_band(s, own_row, column) && e != (real)0) {
-            if constexpr (MODE == COST_MATRIX)
+          const bool exists = own_row < s.n && in_band(s, own_row, column);
+          if constexpr (MODE == COST_MATRIX) {
+            if (exists && e != (real)0)
               store_gradient(p.grad_x, ((i64)s.pair * p.n + own_row) * p.m + column, (result_type)(e * grad), p.grad_x_wide);
-            else
-              add_gradient(p, costs, s, own_row, column, e * grad);
+          } else {
+            alignments.row[q] = exists && !(e < LEAST_WEIGHT) ? e : (real)0;
+            if (alignments.row[q] != (real)0) include(active, lane * LANE_ROWS + q, column);
           }
         }
+        if constexpr (MODE == DIRECT) shared.left[k][lane] = alignments;  // in place of the shares, which are used
         if (lane == 0) shared.flow_out[k] = Flow{pass[0], 0};
-        if constexpr (MODE == DIRECT) warp_barrier();
       }
       warp_barrier();
+      if constexpr (MODE == DIRECT) {
+        active = of_all_lanes(active);
+        if (active.last_row >= 0) add_gradients(p, costs, s, shared.left, active, first, SUBWALK, grad);
+      }
       for (i32 i = lane; i < SUBWALK; i += 32)
         if (s.index > 0 && passes_up(s, s.first_row, first + i)) store_word(row, first + i, pack_flow(shared.flow_out[i], owner_out));
       if constexpr (MODE == DIRECT)

@@ -8,7 +8,8 @@
 //   far   differences from the lowest exponent, 23 bits beside 17 of f, or where that is not enough 30 beside 10; the cell
 //         with the lowest keeps 19. Exponents that far apart are sums of scaled costs so large that float32 has
 //         rounded them by as much, as a rule, and of two cells 2^23 apart the lesser is hardly ever on a path.
-static_assert(LANE_ROWS == 2 && !WIDE && !BANDED, "unbanded, a lane's first cell has no path only where none has");
+// Next to forbidden cells the first may have no path where others have one: it then stands in with their lowest exponent.
+static_assert(LANE_ROWS == 2 && !WIDE, "four cells to a lane");
 #define NO_PATH_FROM (5 << 27)  // flagged walks end at 2^29; no path gets above that and back by 2^27
 #define EXPONENT_BIAS (1 << 27)
 #define EXPONENT_MASK 0x3fffffffu
@@ -17,7 +18,8 @@ static_assert(LANE_ROWS == 2 && !WIDE && !BANDED, "unbanded, a lane's first cell
 #define FAR_NO_PATH 0x3fffffffu
 struct SavedStates {
   Word4 cells[32];
-  u32 exponents[32];  // n of the cell that the others are compared with, and in bit 30 whether they are far
+  u32 exponents[32];  // n of the cell that the others are compared with, in bit 30 whether they are far, in bit 31 whether
+                      // the first has no path, and that exponent is the lowest of the others
   u16 rest[32];
 };
 DEVICE void swap(Scaled& a, Scaled& b) {
@@ -38,7 +40,7 @@ DEVICE void restore_order(Scaled (&z)[4], u32 swapped) {
 }
 // far: of this lane; where no lane's cells are, a warp takes the shorter code, which FAR_POSSIBLE = false leaves.
 template <bool FAR_POSSIBLE>
-DEVICE void pack_cells(SavedStates* to, Scaled (&z)[4], bool far) {
+DEVICE void pack_cells(SavedStates* to, Scaled (&z)[4], bool far, bool headless) {
   far = FAR_POSSIBLE && far;
   const u32 swapped = far ? lowest_first(z) : 0;
   u32 words[4], elsewhere[4], wider = 0;
@@ -61,7 +63,8 @@ DEVICE void pack_cells(SavedStates* to, Scaled (&z)[4], bool far) {
   }
   words[0] |= far ? elsewhere[3] << 5 | swapped << 3 | wider : elsewhere[3];
   to->cells[lane_index()] = Word4{words[0], words[1], words[2], words[3]};
-  to->exponents[lane_index()] = (z[0].n < NO_PATH_FROM ? (u32)(z[0].n + EXPONENT_BIAS) : EXPONENT_MASK) | (far ? 1u << 30 : 0u);
+  to->exponents[lane_index()] = (z[0].n < NO_PATH_FROM ? (u32)(z[0].n + EXPONENT_BIAS) : EXPONENT_MASK) | (far ? 1u << 30 : 0u) |
+                                (headless ? 1u << 31 : 0u);
   to->rest[lane_index()] = (u16)(elsewhere[1] | elsewhere[2] << 8);
 }
 // A lane's part of a checkpoint as it is in memory, so that it can be loaded long before it is unpacked.
@@ -91,17 +94,20 @@ DEVICE void unpack_cells(Scaled (&z)[4], const Fetched& packed) {
     z[i].f = float_of(fraction | 0x3f800000u);
   }
   if (far) restore_order(z, v.a >> 3);
+  if (BANDED && exponents >> 31) z[0].n = NO_PATH;
 }
 DEVICE void store_walker(SavedStates* to, const Walker& w) {
   Scaled z[4] = {w.current[0], w.current[1], w.previous[0], w.above};
+  const bool headless = BANDED && z[0].n >= NO_PATH_FROM;
+  if (headless) z[0].n = min_of3(z[1].n, z[2].n, z[3].n);
   u32 away = 0;  // at least the largest difference
   UNROLL for (int i = 1; i < 4; i++) {
     const i32 difference = z[i].n - z[0].n;
     if (z[i].n < NO_PATH_FROM) away |= (u32)(difference < 0 ? -difference : difference);
   }
   const bool far = away >= NEAR_BIAS - 1;
-  if (any_lane(far)) pack_cells<true>(to, z, far);
-  else pack_cells<false>(to, z, far);
+  if (any_lane(far)) pack_cells<true>(to, z, far, headless);
+  else pack_cells<false>(to, z, far, headless);
 }
 DEVICE Fetched fetch_walker(const SavedStates* from) {
   return Fetched{from->cells[lane_index()], from->exponents[lane_index()], from->rest[lane_index()]};

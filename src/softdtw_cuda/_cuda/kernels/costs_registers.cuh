@@ -59,7 +59,6 @@ DEVICE bool out_of_range(const Features& v, const Features& reference, float sca
   return !(squared_distance(v, reference) * scale < 524288.0f);
 }
 
-
 // The lane's rows, and the columns that they are at.
 struct LaneSeries { Features x[LANE_ROWS], y[LANE_ROWS]; };
 DEVICE void read_rows(LaneSeries& own, const Params& p, const Strip& s) {

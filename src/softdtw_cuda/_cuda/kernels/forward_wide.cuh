@@ -1,7 +1,10 @@
 // The forward of a strip with wide numbers, by one warp.
 #pragma once
 
-struct alignas(64) ForwardShared { StoredState top[32], bottom[32]; };
+struct alignas(64) ForwardShared {
+  StoredState top[32], bottom[32];
+  CostSteps costs;
+};
 static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
 
 DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared) {
@@ -11,7 +14,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   load_row_above(f, s, start);
   for (i32 base = start; base <= last_step(s); base += 32) {
     if (base % CHECKPOINT == 0) save_checkpoint(p, s, base / CHECKPOINT, f.walker);
-    walk_chunk(f, p, s, base, shared.top, shared.bottom, WideSteps{costs, p, s, base, shared.top});
+    walk_chunk(f, p, s, base, shared.top, shared.bottom, WideSteps{shared.costs, costs, p, s, base, shared.top});
   }
   const bool value_is_known = p.rerun && p.save && p.grad;  // only the states are wanted
   if (!value_is_known) store_value(f, p, s);

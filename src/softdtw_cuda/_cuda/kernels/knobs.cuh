@@ -29,8 +29,10 @@
 //                                                                        pairs of 128 steps, 2, 4 and 8 of them: D = 2 182,
 //                                                                        189, 192 Gcells/s; D = 8 109, 112, 109; D = 16 65,
 //                                                                        67, 45 (D > 4 with plain sums of the distance)
+//   WIDE_FORWARD_BLOCKS                 wide                             8: the costs of eight steps need 200 registers
 //   PAIR_FORWARD_BLOCKS, PAIR_BACKWARD_BLOCKS                            others from 8 to 24 and from 6 to 12 were within
 //                                                                        3 %, or spilled
+//   MATRIX_FORWARD_BLOCKS, MATRIX_BACKWARD_BLOCKS                        registers for half of the next chunk's costs
 #pragma once
 
 #define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
@@ -43,7 +45,9 @@
 #define UNIVARIATE_BACKWARD_BLOCKS 4
 #define PAIR_FORWARD_BLOCKS 16
 #define PAIR_BACKWARD_BLOCKS 8
-#define WIDE_FORWARD_BLOCKS 16
+#define MATRIX_FORWARD_BLOCKS 12
+#define MATRIX_BACKWARD_BLOCKS 12
+#define WIDE_FORWARD_BLOCKS 8
 #define WIDE_BACKWARD_BLOCKS 4
 #define WIDE_RERUN_BLOCKS 2
 

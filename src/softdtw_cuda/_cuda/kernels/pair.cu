@@ -8,16 +8,12 @@
 #include "primitives.cuh"
 #include "common.cuh"
 #include "pruning.cuh"
+#include "pair_rows.cuh"
 #include "costs_registers.cuh"
 #include "forward_pair.cuh"
 #include "backward_pair.cuh"
 
-static_assert(!BANDED && CHECKPOINT == 32, "other calls have other kernels");
-
-// These kernels take no tickets, but the wide rerun that follows them does.
-DEVICE void prepare_rerun(const Params& p, i32 pair) {
-  if (pair == 0 && lane_index() == 0) *p.other_tickets = ~0u;
-}
+static_assert(!BANDED, "other calls have other kernels");
 
 #if HAS_PART(FORWARD_PART)
 KERNEL THREADS_PER_BLOCK(32, PAIR_FORWARD_BLOCKS) pair_forward(GRID_CONSTANT const Params p) {

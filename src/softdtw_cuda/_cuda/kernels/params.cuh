@@ -4,8 +4,8 @@
 struct Params {
   const void* x;            // (K, N, D), or the cost matrix (B, N, M)
   const void* y;            // (L, M, D)
-  const i32* x_lengths;     // (K,) or null; without `pairs` (B,)
-  const i32* y_lengths;     // (L,) or null; without `pairs` (B,)
+  const i64* x_lengths;     // (K,) or null; without `pairs` (B,)
+  const i64* y_lengths;     // (L,) or null; without `pairs` (B,)
   const i32* pairs;         // (B, 2) which series of x and which of y each pair has; null where pair b is series b of both
   const void* grad;         // (B,) gradient of the value; null for 1, and then a rerun finds the value too
   void* value;              // (B,)

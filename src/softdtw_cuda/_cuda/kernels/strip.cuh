@@ -32,16 +32,22 @@ DEVICE Strip strip_at(const Params& p, Strip s, i32 index) {
   s.last_column = s.m - 1 < s.last_row + p.bandwidth ? s.m - 1 : s.last_row + p.bandwidth;
   return s;
 }
+// Length of a series that is padded to `padded` steps; 0 where the number given is no length.
+DEVICE i32 length_of(const i64* lengths, i32 series, i32 padded) {
+  if (!lengths) return padded;
+  const i64 given = lengths[series];
+  return given >= 1 && given <= padded ? (i32)given : 0;
+}
 DEVICE Strip strip_of(const Params& p, i32 pair, i32 index) {
   Strip s;
   s.pair = pair;
   s.series = series_of(p, pair);
   // A series that does not exist has no length either.
-  s.n = (u32)s.series.x >= (u32)p.x_count ? 0 : p.x_lengths ? p.x_lengths[s.series.x] : p.n;
-  s.m = (u32)s.series.y >= (u32)p.y_count ? 0 : p.y_lengths ? p.y_lengths[s.series.y] : p.m;
+  s.n = (u32)s.series.x >= (u32)p.x_count ? 0 : length_of(p.x_lengths, s.series.x, p.n);
+  s.m = (u32)s.series.y >= (u32)p.y_count ? 0 : length_of(p.y_lengths, s.series.y, p.m);
   s.bandwidth = p.bandwidth;
   i32 difference = s.n > s.m ? s.n - s.m : s.m - s.n;
-  s.valid = s.n >= 1 && s.n <= p.n && s.m >= 1 && s.m <= p.m && difference <= p.bandwidth;
+  s.valid = s.n >= 1 && s.m >= 1 && difference <= p.bandwidth;
   return strip_at(p, s, index);
 }
 DEVICE bool in_band(const Strip& s, i32 row, i32 column) {

@@ -1,0 +1,226 @@
+"""The backward of second order: gradients of <E, Omega>, tile by tile in the reverse of the forward's order.
+
+Each tile that receives alignment weight is computed again from its saved top and left boundary, then swept.
+"""
+
+from __future__ import annotations
+
+import math
+
+from softdtw_cuda._cpu.arguments import (
+    Border,
+    Boundary,
+    Directions,
+    DualEdges,
+    DualFlow,
+    DualLines,
+    DualShares,
+    Flow,
+    Gradients,
+    Omega,
+    Place,
+    Schedule,
+    Scratch,
+    Series,
+    Staircase,
+    Tiles,
+)
+from softdtw_cuda._cpu.backward import fill_with_nan, reach_of, take_inflow
+from softdtw_cuda._cpu.compile import jit, kernel
+from softdtw_cuda._cpu.costs import pack_tile, tile_costs
+from softdtw_cuda._cpu.dual_costs import tile_direction
+from softdtw_cuda._cpu.dual_sweep import dual_sweep
+from softdtw_cuda._cpu.dual_walk import dual_walk
+from softdtw_cuda._cpu.forward import saved_boundary
+from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
+from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
+from softdtw_cuda._cpu.intrinsics import lanes_of
+from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
+from softdtw_cuda._cpu.walk import scale_of
+
+
+@jit
+def _outflow(flow: Flow, up_start: int, left_start: int, height: int, width: int) -> Border:
+    return Border(flow.upward[up_start : up_start + width], flow.leftward[left_start : left_start + height])
+
+
+@kernel
+def dual_backward_worker(
+    series: Series,
+    omega: Omega,
+    tiles: Tiles,
+    schedule: Schedule,
+    dual_edges: DualEdges,
+    slope_gradients: Gradients,
+    weight_gradients: Gradients,
+    flow: DualFlow,
+    scratch: Scratch,
+    worker: int,
+) -> bool:
+    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
+
+    gamma E-dot goes to `slope_gradients`, whose factor has 1 / gamma in it, and E to `weight_gradients`:
+    those of the direction's tensors or, where they are tangents, of x and y again.
+    """
+    pairs = series.x_lengths.size
+    edge, dimensions, features = tiles.edge, series.dimensions, omega.series.dimensions
+    floats = scratch.floats
+    lanes = lanes_of(floats)
+    pitch = edge + lanes
+    span = 3 * (edge + 3 * lanes)
+    plane = (2 * edge + 3 * lanes) * pitch
+    rows = floats[: (edge + 4 * lanes) * pitch]
+    slope_rows = floats[rows.size : 2 * rows.size]
+    used = 2 * rows.size
+    diagonals = floats[used : used + plane]
+    changes = floats[used + plane : used + 2 * plane]
+    used += 2 * plane
+    kept = DualShares(
+        Directions(
+            floats[used : used + plane],
+            floats[used + plane : used + 2 * plane],
+            floats[used + 2 * plane : used + 3 * plane],
+        ),
+        floats[used + 3 * plane : used + 4 * plane],
+        floats[used + 4 * plane : used + 5 * plane],
+    )
+    used += 5 * plane
+    lines = DualLines(
+        floats[used : used + span],
+        scratch.integers[:span],
+        floats[used + span : used + 2 * span],
+        floats[used + 2 * span : used + 3 * span],
+        floats[used + 3 * span : used + 4 * span],
+    )
+    used += 4 * span
+    weight_lines = Directions(
+        floats[used : used + span],
+        floats[used + span : used + 2 * span],
+        floats[used + 2 * span : used + 3 * span],
+    )
+    used += 3 * span
+    slope_lines = Directions(
+        floats[used : used + span],
+        floats[used + span : used + 2 * span],
+        floats[used + 2 * span : used + 3 * span],
+    )
+    used += 3 * span
+    inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    used += 2 * edge
+    slope_inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    used += 2 * edge
+    memory = GradientMemory(floats[used:], scratch.integers[span:])
+    no_stairs = Staircase(1, 1, 0, 0, 1 << 40)
+    needs_slope = slope_gradients.need_x or slope_gradients.need_y
+    needs_weight = weight_gradients.need_x or weight_gradients.need_y
+
+    budget = schedule.budget
+    while True:
+        ticket, first_tile = next_ticket(schedule, pairs, budget, worker)
+        if ticket == NONE_LEFT:
+            return False
+        if ticket == SLICE_OVER:
+            return True
+        pair = ticket % pairs
+        last_tile = first_tile + 1 if schedule.by_tile else schedule.tile_rows.size
+        grid = grid_of(series, tiles, pair)
+        slot = pair if schedule.by_tile else worker
+        y_packed = slot * tiles.columns * edge * dimensions
+        b_packed = scratch.packed.size - (slot + 1) * tiles.columns * edge * features
+
+        value = weight_gradients.value[pair]
+        if math.isnan(value):
+            if first_tile == 0:
+                fill_with_nan(series, slope_gradients, pair)
+                fill_with_nan(omega.series, weight_gradients, pair)
+                cells = series.x_lengths[pair] * series.y_lengths[pair]
+                budget -= 2 * cells + series.x_lengths[pair] * (dimensions + features)
+            continue
+        if math.isinf(value) or weight_gradients.grad[pair] == 0:
+            continue
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
+        if schedule.by_tile:
+            row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
+            if not is_ready(schedule, tiles, grid, pair, row, column, 1):
+                put_back(schedule, ticket, first_tile, worker)
+                return True
+
+        for tile_index in range(first_tile, last_tile):
+            if budget <= 0:
+                put_back(schedule, ticket, tile_index, worker)
+                return True
+            row, column = schedule.tile_rows[tile_index], schedule.tile_columns[tile_index]
+            if row >= grid.rows or column >= grid.columns:
+                continue
+            place = Place(pair, row, column, y_packed)
+            b_place = Place(pair, row, column, b_packed)
+            height = min(edge, series.x_lengths[pair] - row * edge)
+            width = min(edge, series.y_lengths[pair] - column * edge)
+            budget -= (height * width + edge) * (dimensions + features + 16)
+            if not tile_in_band(grid, row + 1, column):
+                pack_tile(series, place, width, edge, scratch.packed)
+                pack_tile(omega.series, b_place, width, edge, scratch.packed)
+            up_start = (slot * tiles.columns + column) * edge
+            left_start = (slot * tiles.rows + row) * edge
+            corner = slot * (tiles.rows + tiles.columns) + tiles.rows + column - row
+            outflow = _outflow(flow.weight, up_start, left_start, height, width)
+            slope_outflow = _outflow(flow.slope, up_start, left_start, height, width)
+            take_inflow(flow.weight, outflow, corner, grid, place, inflow, height, width, 1.0)
+            take_inflow(flow.slope, slope_outflow, corner, grid, place, slope_inflow, height, width, 0.0)
+
+            # Weight moves up and left only: what lies below and right of all inflow has none.
+            reach_below, reach_beside = reach_of(inflow.row, width), reach_of(inflow.column, height)
+            if reach_beside == 0:
+                width = reach_below
+            elif reach_below == 0:
+                height = reach_beside
+            tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
+            if reach_below + reach_beside > 0:
+                tile_costs(series, place, tile, scratch, rows)
+                shear(rows, tile, diagonals)
+                tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
+                shear(rows, tile, changes)
+                found = saved_boundary(dual_edges.edges, tiles, grid, place, scratch.integers)
+                boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
+                dual_walk(
+                    diagonals,
+                    changes,
+                    tile,
+                    scale,
+                    lines,
+                    dual_edges,
+                    boundary,
+                    no_stairs,
+                    True,
+                    kept,
+                )
+                if has_cells_outside(tile):
+                    clear_margins(diagonals, tile)
+                    clear_margins(changes, tile)
+                to_corner, slope_to_corner = dual_sweep(
+                    tile,
+                    weight_gradients.smallest,
+                    kept,
+                    weight_lines,
+                    slope_lines,
+                    inflow,
+                    slope_inflow,
+                    diagonals,
+                    changes,
+                    outflow,
+                    slope_outflow,
+                )
+                flow.weight.cornerward[corner] = to_corner
+                flow.slope.cornerward[corner] = slope_to_corner
+                unshear(diagonals, tile, rows)
+                if needs_slope:
+                    unshear(changes, tile, slope_rows)
+                    add_gradients(
+                        slope_rows, rows, tile, place, series, slope_gradients, scratch.packed, memory
+                    )
+                if needs_weight:
+                    add_gradients(
+                        rows, rows, tile, b_place, omega.series, weight_gradients, scratch.packed, memory
+                    )
+            finish(schedule, tiles, pair, row, column)

@@ -1,0 +1,150 @@
+"""The alignment of one tile and its derivative, eqs. (8), (11) and (15) of ``docs/math.md``.
+
+The derivative is swept times gamma: a cell sends its predecessor k the weight p_k E and the slope
+p_k (gamma E-dot + mu_k E), so that a small gamma makes no large numbers.
+"""
+
+from __future__ import annotations
+
+from softdtw_cuda._cpu.arguments import Array, Border, Directions, DualShares, Tile
+from softdtw_cuda._cpu.compile import jit
+from softdtw_cuda._cpu.dual_walk import slopes
+from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
+from softdtw_cuda._cpu.intrinsics import (
+    lanes_of,
+    vbroadcast,
+    vfma,
+    vfrom_above,
+    vload,
+    vselect,
+    vsplat,
+    vstore,
+)
+
+
+@jit
+def _clear(flow: Directions, start: int, stop: int) -> None:
+    lanes = lanes_of(flow.up)
+    zero = vsplat(flow.up, 0.0)
+    for k in range(start, stop, lanes):
+        vstore(flow.up, k, zero)
+        vstore(flow.left, k, zero)
+        vstore(flow.diagonal, k, zero)
+
+
+@jit
+def _enter(flow: Directions, inflow: Border, after: int, s: int, low: int, high: int, tile: Tile) -> None:
+    """What comes from outside into the cells of anti-diagonal s in the tile's last row and column."""
+    lanes = lanes_of(flow.up)
+    b = s - tile.height + 1
+    if b >= low and b <= high:
+        flow.up[after + lanes + b] = inflow.row[b]
+    a = s - tile.width + 1
+    if a >= 0 and low <= high and high == tile.width - 1:
+        flow.left[after + lanes + tile.width] = inflow.column[a]
+
+
+@jit
+def _leave(flow: Directions, outflow: Border, here: int, s: int, low: int, high: int, tile: Tile) -> float:
+    """Add what leaves the tile's first row and column to `outflow`; what leaves for the corner."""
+    lanes = lanes_of(flow.up)
+    to_above, to_left = outflow.row, outflow.column
+    to_corner = flow.up[0] - flow.up[0]
+    if s < tile.width and high == s and low <= high:
+        to_above[s] = to_above[s] + flow.up[here + lanes + s]
+        if s > 0:
+            to_above[s - 1] = to_above[s - 1] + flow.diagonal[here + lanes + s]
+    if s < tile.height and low == 0 and low <= high:
+        to_left[s] = to_left[s] + flow.left[here + lanes]
+        if s > 0:
+            to_left[s - 1] = to_left[s - 1] + flow.diagonal[here + lanes]
+        else:
+            to_corner = flow.diagonal[here + lanes]
+    return to_corner  # type: ignore[no-any-return]  # what an Array holds is Any
+
+
+@jit
+def dual_sweep(
+    tile: Tile,
+    smallest: float,
+    kept: DualShares,
+    flow: Directions,
+    slope_flow: Directions,
+    inflow: Border,
+    slope_inflow: Border,
+    alignment: Array,
+    slope: Array,
+    outflow: Border,
+    slope_outflow: Border,
+) -> tuple[float, float]:
+    """E and gamma E-dot of one tile, the anti-diagonals in reverse; what leaves for the tile above-left.
+
+    Arguments as those of `sweep`, once for the weight and once for its slope. Where weight is dropped, so is
+    its slope.
+    """
+    lanes = lanes_of(alignment)
+    pitch = tile.edge + lanes
+    span = tile.edge + 3 * lanes
+    height, width = tile.height, tile.width
+    zero = vsplat(alignment, 0.0)
+    threshold = vsplat(alignment, smallest)
+    here, after, after2 = 0, span, 2 * span
+    _clear(flow, 0, 3 * span)
+    _clear(slope_flow, 0, 3 * span)
+    to_corner, slope_to_corner = flow.up[0], slope_flow.up[0]
+
+    for s in range(height + width - 2, first_diagonal(tile) - 1, -1):
+        low, high = diagonal_range(s, tile)
+        if low > high:  # the band has not entered the tile yet, or has left it
+            first, stop = 0, 0
+            _clear(flow, here, here + span)
+            _clear(slope_flow, here, here + span)
+        else:
+            first = low // lanes * lanes
+            stop = high // lanes * lanes + lanes
+        _enter(flow, inflow, after, s, low, high, tile)
+        _enter(slope_flow, slope_inflow, after, s, low, high, tile)
+        next_left = vbroadcast(flow.left, after + lanes + stop)
+        next_diagonal = vbroadcast(flow.diagonal, after2 + lanes + stop)
+        next_left_slope = vbroadcast(slope_flow.left, after + lanes + stop)
+        next_diagonal_slope = vbroadcast(slope_flow.diagonal, after2 + lanes + stop)
+        for b in range(stop - lanes, first - 1, -lanes):
+            left_here = vload(flow.left, after + lanes + b)
+            diagonal_here = vload(flow.diagonal, after2 + lanes + b)
+            weight = vload(flow.up, after + lanes + b) + vfrom_above(left_here, next_left)
+            weight = weight + vfrom_above(diagonal_here, next_diagonal)
+            next_left, next_diagonal = left_here, diagonal_here
+            left_here = vload(slope_flow.left, after + lanes + b)
+            diagonal_here = vload(slope_flow.diagonal, after2 + lanes + b)
+            change = vload(slope_flow.up, after + lanes + b) + vfrom_above(left_here, next_left_slope)
+            change = change + vfrom_above(diagonal_here, next_diagonal_slope)
+            next_left_slope, next_diagonal_slope = left_here, diagonal_here
+
+            dropped = weight < threshold
+            weight = vselect(dropped, zero, weight)
+            change = vselect(dropped, zero, change)
+            at = s * pitch + b
+            vstore(alignment, at, weight)
+            vstore(slope, at, change)
+            up, left = vload(kept.shares.up, at), vload(kept.shares.left, at)
+            diagonal = vload(kept.shares.diagonal, at)
+            slope_up, slope_left, slope_diagonal = slopes(
+                up, left, diagonal, vload(kept.above, at), vload(kept.beside, at)
+            )
+            vstore(flow.up, here + lanes + b, weight * up)
+            vstore(flow.left, here + lanes + b, weight * left)
+            vstore(flow.diagonal, here + lanes + b, weight * diagonal)
+            vstore(slope_flow.up, here + lanes + b, up * vfma(weight, slope_up, change))
+            vstore(slope_flow.left, here + lanes + b, left * vfma(weight, slope_left, change))
+            vstore(slope_flow.diagonal, here + lanes + b, diagonal * vfma(weight, slope_diagonal, change))
+        # What the previous two anti-diagonals read beside the vectors just written.
+        _clear(flow, here + first, here + first + lanes)
+        _clear(slope_flow, here + first, here + first + lanes)
+        flow.left[here + lanes + stop] = 0
+        flow.diagonal[here + lanes + stop] = 0
+        slope_flow.left[here + lanes + stop] = 0
+        slope_flow.diagonal[here + lanes + stop] = 0
+        to_corner = _leave(flow, outflow, here, s, low, high, tile)
+        slope_to_corner = _leave(slope_flow, slope_outflow, here, s, low, high, tile)
+        here, after, after2 = after2, here, after
+    return to_corner, slope_to_corner

@@ -1,0 +1,167 @@
+"""Launch choices of the kernels of second order, as pure functions: nothing here needs a GPU."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from . import config
+from .config import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES, Device
+
+KINDS = {"tangents": 0, "matrix": 1, "features": 2, "position": 3}
+"""The kernels' KIND: what Omega is."""
+
+STRIP_ROWS = 32
+FORWARD_STEPS = 32
+"""Steps that are made ready together in the forward."""
+WEIGHT_STRIDE, WEIGHT_MARGIN = 33, 3
+
+LARGE_SHARED = 98304
+"""Shared memory of a block from which on a checkpoint may have 64 steps of float32."""
+
+
+@dataclass(frozen=True)
+class DualKernel:
+    """One compiled source with its constants, for `driver.Gpu`."""
+
+    mode: int
+    kind: str
+    double: bool
+    checkpoint: int
+    source = "dual"
+    parts = (FORWARD, BACKWARD)
+
+    @functools.cached_property
+    def tag(self) -> str:
+        """A name of its own."""
+        return repr(self)
+
+    def name(self, part: str) -> str:
+        """Of one of `parts` in the source."""
+        return f"dual_{part}"
+
+    def threads(self, part: str) -> int:
+        """Of a block of one of `parts`."""
+        return 32 + 4 * FORWARD_STEPS if part == FORWARD else 4 * self.checkpoint
+
+    @property
+    def real(self) -> int:
+        """Bytes of a number."""
+        return 8 if self.double else 4
+
+    @property
+    def dims(self) -> int:
+        """Features that are in shared memory at a time."""
+        return 16 if self.double else 32
+
+    @property
+    def entry(self) -> int:
+        """Bytes of a cell's weight and Omega."""
+        return 8 + 2 * self.real
+
+    def _slices(self, steps: int) -> int:
+        return (32 + steps + 32) * self.dims * self.real
+
+    def _making(self, steps: int) -> int:
+        return self._slices(steps) * (2 if self.kind == "tangents" else 1)
+
+    def shared(self, part: str) -> int:
+        """Bytes of shared memory of a block of one of `parts`: the structures of the kernels."""
+        if part == FORWARD:
+            row = 2 * 32 * (32 if self.double else 24)  # n, f, V and the derivative of R
+            size = self._making(FORWARD_STEPS) + 2 * 1024 * self.entry + row + 4
+        else:
+            steps, real = self.checkpoint, self.real
+            first = max(5 * steps * 32 * real, self._making(steps), self._slices(steps))
+            second = max(steps * 32 * self.entry, 4 * steps * 16 * real)
+            weights = 2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real
+            size = (first + 15) // 16 * 16 + (second + 15) // 16 * 16 + weights
+            size = (size + 15) // 16 * 16 if not self.double else (size + 7) // 8 * 8
+            size += steps * self.entry + 4 * steps * real + 8
+        return (size + 15) // 16 * 16
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Of the forward and of the backward that a processor has room for."""
+        return (3, 2) if not self.double else (2, 2)
+
+    def defines(self) -> dict[str, int]:
+        """Macros that the source expects."""
+        return {
+            "MODE": self.mode,
+            "KIND": KINDS[self.kind],
+            "INPUT": INPUT_CODES[torch.float64 if self.double else torch.float32],
+            "CHECKPOINT": self.checkpoint,
+            "DIMS": self.dims,
+            "FORWARD_SHARED": self.shared(FORWARD),
+            "BACKWARD_SHARED": self.shared(BACKWARD),
+            "FORWARD_BLOCKS": self.blocks[0],
+            "BACKWARD_BLOCKS": self.blocks[1],
+        }
+
+    def strips(self, n: int) -> int:
+        """Strips of a series of n rows."""
+        return (n + STRIP_ROWS - 1) // STRIP_ROWS
+
+    def checkpoints(self, m: int, bandwidth: int) -> int:
+        """Checkpoints kept of a strip; the first is where the walk starts, and is not kept."""
+        every = (m + STRIP_ROWS - 2) // self.checkpoint
+        if bandwidth < 0:
+            return every
+        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * STRIP_ROWS) // self.checkpoint + 1)
+        return narrow
+
+    def bound_columns(self, m: int, bandwidth: int) -> int:
+        """Columns kept of a strip's bottom row."""
+        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
+        return columns
+
+    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Lane states of one pair."""
+        each = STRIP_ROWS * (16 + 4 * self.real)
+        return self.strips(n) * self.checkpoints(m, bandwidth) * each
+
+    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
+        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.entry
+        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+
+
+@functools.lru_cache(maxsize=256)
+def _choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | None:
+    large = device.shared_bytes >= LARGE_SHARED
+    if double and not large:
+        return None
+    return DualKernel(mode, kind, double, 64 if large and not double else 32)
+
+
+def dual_kernel(is_cost: bool, kind: str, dtype: torch.dtype) -> DualKernel | None:
+    """The kernel for problems and directions of this kind; None where a card has no room for it."""
+    return _choose(COST if is_cost else DIRECT, kind, dtype == torch.float64, config.weakest_device())
+
+
+@dataclass(frozen=True)
+class DualLayout:
+    """Offsets into the state, in bytes: [counters | finished | hand-off rows | pairs]."""
+
+    finished: int
+    rows: int
+    row_bytes: int
+    scratch: int
+    """What is filled with ones before each launch."""
+    pairs: int
+    pair_bytes: int
+    total: int
+
+
+def layout_of(kernel: DualKernel, batch: int, n: int, m: int, bandwidth: int, save: bool) -> DualLayout:
+    """Where everything lies; sizes may be symbolic."""
+    finished = 16
+    rows = (finished + batch * kernel.strips(n) * 4 + 15) // 16 * 16
+    row_bytes = m * 16 * (4 if kernel.double else 3)
+    scratch = rows + batch * row_bytes
+    pairs = (scratch + 127) // 128 * 128
+    pair_bytes = kernel.pair_bytes(n, m, bandwidth) if save else 0
+    return DualLayout(finished, rows, row_bytes, scratch, pairs, pair_bytes, pairs + batch * pair_bytes)

@@ -1,0 +1,168 @@
+// Costs and Omega of the cells of a chunk, by a group of threads.
+//
+// A chunk is STEPS steps of a strip: 32 rows, and columns `base` - 31 to `base` + STEPS - 1. Features come in slices of DIMS
+// from global to shared memory; distances are sums of squared differences, which keep every digit of nearly equal series.
+#pragma once
+
+// A slice of rows of features. Units of four move around in a row, so that lanes two rows apart meet no bank twice.
+#define UNITS (DIMS / 4)
+DEVICE i32 unit_at(i32 row, i32 unit) { return row * DIMS + 4 * ((unit + (row >> 1)) & (UNITS - 1)); }
+struct alignas(16) Four { real v[4]; };
+DEVICE Four four_at(const real* slice, i32 row, i32 unit) { return *(const Four*)(slice + unit_at(row, unit)); }
+
+// A thread's part of a slice of ROWS rows from `start` on, from memory: zeros beyond `count` rows and d features. Loads of a
+// slice come before its stores, so that their latencies overlap.
+template <int ROWS, int THREADS> struct Fetched { Four part[ROWS * UNITS / THREADS]; };
+template <int ROWS, int THREADS>
+DEVICE void fetch(Fetched<ROWS, THREADS>& to, const element* series, i32 start, i32 count, i32 d, i32 first, bool whole, i32 thread) {
+  static_assert(ROWS * UNITS % THREADS == 0, "as much for every thread");
+  UNROLL for (int j = 0; j < ROWS * UNITS / THREADS; j++) {
+    const i32 i = thread + j * THREADS, own = start + i / UNITS, feature = first + i % UNITS * 4;
+    const element* from = series + (i64)own * d + feature;
+    const bool there = series && own >= 0 && own < count;
+    Four v = {};
+    if (whole) {
+      if (there && feature < d) v = *(const Four*)from;
+    } else {
+      UNROLL for (int c = 0; c < 4; c++)
+        if (there && feature + c < d) v.v[c] = from[c];
+    }
+    to.part[j] = v;
+  }
+}
+template <int ROWS, int THREADS> DEVICE void put_slice(real* slice, const Fetched<ROWS, THREADS>& from, i32 thread) {
+  UNROLL for (int j = 0; j < ROWS * UNITS / THREADS; j++) {
+    const i32 i = thread + j * THREADS;
+    *(Four*)(slice + unit_at(i / UNITS, i % UNITS)) = from.part[j];
+  }
+}
+// Units of four features in the slice from `first` on.
+DEVICE i32 units_of(i32 d, i32 first) { return d - first >= DIMS ? UNITS : (d - first + 3) / 4; }
+
+DEVICE const element* a_of(const Params& p, const Strip& s) { return p.a ? (const element*)p.a + s.pair * p.a_stride : nullptr; }
+DEVICE const element* b_of(const Params& p, const Strip& s) { return p.b ? (const element*)p.b + s.pair * p.b_stride : nullptr; }
+
+template <int STEPS> struct Slices {
+  alignas(16) real left[32 * DIMS];
+  alignas(16) real right[(STEPS + 32) * DIMS];  // row j is column base - 31 + j
+};
+template <int STEPS> struct CostShared {
+  Slices<STEPS> series;
+#if KIND == TANGENTS
+  Slices<STEPS> tangents;
+#endif
+};
+
+// A thread has rows `row` and row + 1, and of each four steps: [i][k] is row i at step `step` + k of the chunk.
+struct Cells { i32 row, step; };
+DEVICE Cells cells_of(i32 thread) {
+  const i32 lane = thread & 31, warp = thread >> 5;
+  return Cells{2 * ((warp & 3) * 4 + (lane >> 3)), 4 * ((warp >> 2) * 8 + (lane & 7))};
+}
+// Slices of both sides of a chunk, by 4 * STEPS threads.
+template <int STEPS> struct FetchedPair {
+  Fetched<32, 4 * STEPS> left;
+  Fetched<STEPS + 32, 4 * STEPS> right;
+};
+template <int STEPS>
+DEVICE FetchedPair<STEPS> fetch_pair(const Params& p, const Strip& s, const element* left, const element* right, i32 base, i32 d, i32 first, i32 thread) {
+  FetchedPair<STEPS> to;
+  fetch(to.left, left, s.first_row, s.n, d, first, p.whole_units, thread);
+  fetch(to.right, right, base - 31, s.m, d, first, p.whole_units, thread);
+  return to;
+}
+template <int STEPS> DEVICE void put_pair(Slices<STEPS>& slices, const FetchedPair<STEPS>& from, i32 thread) {
+  put_slice(slices.left, from.left, thread);
+  put_slice(slices.right, from.right, thread);
+}
+template <int STEPS> DEVICE void differences(Four (&to)[2][4], const Slices<STEPS>& slices, const Cells& cells, i32 unit) {
+  const Four above = four_at(slices.left, cells.row, unit), below = four_at(slices.left, cells.row + 1, unit);
+  const i32 column = cells.step - cells.row + 30;  // of the lower row
+  UNROLL for (int k = 0; k < 5; k++) {
+    const Four right = four_at(slices.right, column + k, unit);
+    UNROLL for (int c = 0; c < 4; c++) {
+      if (k < 4) to[1][k < 4 ? k : 0].v[c] = below.v[c] - right.v[c];
+      if (k > 0) to[0][k > 0 ? k - 1 : 0].v[c] = above.v[c] - right.v[c];
+    }
+  }
+}
+// Sums over features: squared distances of the series; with TANGENT their products with the differences of the tangents.
+template <bool TANGENT, int STEPS>
+DEVICE void add_slices(real (&cost)[2][4], real (&omega)[2][4], CostShared<STEPS>& shared, const Params& p, const Strip& s, const element* left,
+                       const element* right, i32 d, i32 base, u32 barrier, i32 thread) {
+  const Cells cells = cells_of(thread);
+  for (i32 first = 0; first < d; first += DIMS) {
+    const i32 units = units_of(d, first);
+    {
+      const FetchedPair<STEPS> series = fetch_pair<STEPS>(p, s, left, right, base, d, first, thread);
+#if KIND == TANGENTS
+      const FetchedPair<STEPS> tangents = fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread);
+#endif
+      group_barrier(barrier, 4 * STEPS);
+      put_pair(shared.series, series, thread);
+#if KIND == TANGENTS
+      put_pair(shared.tangents, tangents, thread);
+#endif
+      group_barrier(barrier, 4 * STEPS);
+    }
+    real cost_part[2][4] = {}, omega_part[2][4] = {};
+    UNROLL_BY(1) for (i32 unit = 0; unit < units; unit++) {
+      Four difference[2][4];
+      differences(difference, shared.series, cells, unit);
+      UNROLL for (int i = 0; i < 2; i++)
+        UNROLL for (int k = 0; k < 4; k++) {
+          // Four at a time: a sum of few terms of one size rounds less than one term after the other does.
+          const real* v = difference[i][k].v;
+          cost_part[i][k] += multiply_add(v[0], v[0], v[1] * v[1]) + multiply_add(v[2], v[2], v[3] * v[3]);
+        }
+#if KIND == TANGENTS
+      if (TANGENT) {
+        Four change[2][4];
+        differences(change, shared.tangents, cells, unit);
+        UNROLL for (int i = 0; i < 2; i++)
+          UNROLL for (int k = 0; k < 4; k++)
+            UNROLL for (int c = 0; c < 4; c++)
+              omega_part[i][k] = multiply_add(difference[i][k].v[c], change[i][k].v[c], omega_part[i][k]);
+      }
+#endif
+    }
+    UNROLL for (int i = 0; i < 2; i++)
+      UNROLL for (int k = 0; k < 4; k++) {
+        cost[i][k] += cost_part[i][k];
+        if (TANGENT) omega[i][k] += (real)2 * omega_part[i][k];
+      }
+  }
+}
+
+// By 4 * STEPS threads, which have `barrier` for themselves.
+template <int STEPS>
+DEVICE void make_entries(Entry* entries, CostShared<STEPS>& shared, const Params& p, const Strip& s, i32 base, u32 barrier, i32 thread) {
+  real cost[2][4] = {}, omega[2][4] = {};
+  if constexpr (MODE != COST_MATRIX)
+    add_slices<KIND == TANGENTS>(cost, omega, shared, p, s, x_of(p, s), y_of(p, s), p.d, base, barrier, thread);
+  if constexpr (KIND == FEATURES) add_slices<false>(omega, cost, shared, p, s, a_of(p, s), b_of(p, s), p.f, base, barrier, thread);
+  const Cells cells = cells_of(thread);
+  const double inverse = 1.0 / ((double)s.n * (double)s.m);
+  UNROLL for (int i = 0; i < 2; i++)
+    UNROLL for (int k = 0; k < 4; k++) {
+      const i32 row = s.first_row + cells.row + i, step = cells.step + k, column = base + step - cells.row - i;
+      const bool there = row < s.n && in_band(s, row, column);
+      const i64 at = (i64)row * p.m + column;
+      Weight w = forbidden();
+      real change = 0;
+      if (there) {
+        if constexpr (MODE == COST_MATRIX) cost[i][k] = ((const element*)p.x + s.pair * p.x_stride)[at];
+        w = weight_of((double)cost[i][k] * p.scale);
+        if constexpr (KIND == MATRIX) {
+          change = a_of(p, s)[at];
+        } else if constexpr (KIND == POSITION) {
+          const double offset = (double)((i64)(row + 1) * s.m - (i64)(column + 1) * s.n) * inverse;
+          change = (real)(offset * offset);
+        } else {
+          change = omega[i][k];
+        }
+      }
+      // Where no path goes Omega does not matter, whatever it is.
+      entries[step * 32 + cells.row + i] = Entry{w.n, w.v, w.n == NO_PATH ? (real)0 : change};
+    }
+}
