@@ -119,7 +119,7 @@ def test_barycenter_errors(X: object, options: dict[str, object], message: str) 
         plot.plot_barycenter(X, torch.zeros(5), **options)  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize("name", ["plot_alignment", "plot_barycenter"])
+@pytest.mark.parametrize("name", ["plot_alignment", "plot_barycenter", "plot_clusters", "plot_pairs"])
 def test_docstring_examples(name: str) -> None:
     names = {"torch": torch, **vars(softdtw_cuda), **vars(plot)}
     (test,) = doctest.DocTestFinder().find(getattr(plot, name), name, globs=names)
@@ -143,3 +143,58 @@ else:
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_clusters_have_a_panel_each_with_members_and_center() -> None:
+    X = torch.randn(7, 12, 2)
+    labels = torch.tensor([2, 0, 2, 0, 0, 2, 2])
+    centers = torch.randn(3, 9, 2)
+    panels = plot.plot_clusters(
+        X, labels, centers, feature=1, stretch=False, names=["a", "b", "c"], columns=2
+    )
+    assert [panel.get_title(loc="left") for panel in panels] == ["a (3 series)", "b (empty)", "c (4 series)"]
+    for k in (0, 2):
+        *members, center = panels[k].lines
+        np.testing.assert_allclose([line.get_ydata() for line in members], X[labels == k, :, 1])
+        np.testing.assert_allclose(center.get_ydata(), centers[k, :, 1])
+    assert not panels[1].lines
+
+
+def test_clusters_cut_the_padding() -> None:
+    panels = plot.plot_clusters(torch.randn(2, 9, 1), [0, 0], [torch.randn(4)], lengths=[5, 9])
+    assert [len(line.get_ydata()) for line in panels[0].lines] == [5, 9, 4]
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([0, 1], {}, r"labels has shape \(2,\), expected \(3,\)"),
+        ([0, 1, 2], {}, "labels are 0 to 2, expected 0 to 1"),
+        ([0, 1, 1], {"names": ["one"]}, "names has 1 entries, expected 2"),
+        ([0, 1, 1], {"lengths": [5]}, "lengths has 1 numbers, expected 3"),
+        ([0, 1, 1], {"columns": 0}, "columns must be at least 1"),
+    ],
+)
+def test_clusters_errors(labels: list[int], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot.plot_clusters(torch.randn(3, 5, 1), labels, torch.randn(2, 5, 1), **options)
+
+
+def test_pairs_are_sorted_by_label() -> None:
+    distances = torch.arange(16.0).view(4, 4)
+    panel = plot.plot_pairs(distances, labels=[1, 0, 1, 0], names=["zero", "one"], title="pairs")
+    order = [1, 3, 0, 2]
+    np.testing.assert_array_equal(panel.images[0].get_array(), distances[order][:, order])
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["zero", "one"]
+    assert panel.get_xticks().tolist() == [0.5, 2.5]
+    assert len(panel.lines) == 2  # one border between the classes, across and down
+    np.testing.assert_array_equal(plot.plot_pairs(distances, colorbar=False).images[0].get_array(), distances)
+
+
+def test_pairs_errors() -> None:
+    with pytest.raises(ValueError, match=r"distances has shape \(2, 3\), expected \(K, K\)"):
+        plot.plot_pairs(torch.rand(2, 3))
+    with pytest.raises(ValueError, match=r"labels has shape \(2,\), expected \(3,\)"):
+        plot.plot_pairs(torch.rand(3, 3), labels=[0, 1])
+    with pytest.raises(ValueError, match="names has 1 entries, expected 2"):
+        plot.plot_pairs(torch.rand(2, 2), labels=[0, 1], names=["one"])

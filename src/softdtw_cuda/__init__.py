@@ -1,5 +1,6 @@
 """Soft-DTW for PyTorch: accurate gradients in float32, no N x M table, on CPU and CUDA."""
 
+from ._series import gamma_heuristic
 from .barycenters import BarycenterInfo, softdtw_barycenter
 from .functional import (
     softdtw,
@@ -11,6 +12,7 @@ from .functional import (
     softdtw_sharp,
 )
 from .modules import DilateLoss, SoftDTW
+from .neighbours import softdtw_knn
 from .pairs import softdtw_cdist, softdtw_pairs
 
 __version__ = "0.1.0"
@@ -19,6 +21,7 @@ __all__ = [
     "BarycenterInfo",
     "DilateLoss",
     "SoftDTW",
+    "gamma_heuristic",
     "softdtw",
     "softdtw_alignment",
     "softdtw_barycenter",
@@ -27,6 +30,7 @@ __all__ = [
     "softdtw_entropy",
     "softdtw_expected_cost",
     "softdtw_from_cost",
+    "softdtw_knn",
     "softdtw_pairs",
     "softdtw_sharp",
 ]

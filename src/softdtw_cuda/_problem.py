@@ -21,7 +21,7 @@ class Problem(NamedTuple):
         x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs. With
             `pairs`, any number of series, (K, N, D).
         y: (B or 1, M, D) series; with `pairs` (L, M, D).
-        x_lengths, y_lengths: (B,) int32 on the device of x; None where no series is padded. With `pairs` one
+        x_lengths, y_lengths: (B,) int64 on the device of x; None where no series is padded. With `pairs` one
             length for each series, (K,) and (L,).
         gamma: temperature, greater than 0 and finite.
         bandwidth: Sakoe-Chiba radius, or `NO_BAND`.

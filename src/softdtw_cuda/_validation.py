@@ -202,13 +202,13 @@ def _are_dense(*tensors: object) -> bool:
     )
 
 
-def _dimension_error(x: Tensor, y: Tensor, all_pairs: bool) -> ValueError:
+def _dimension_error(x: Tensor, y: Tensor, all_pairs: bool, names: tuple[str, str]) -> ValueError:
     expected = "3 dimensions (series, time, features)"
     if not all_pairs:
         expected = "3 dimensions (batch, time, features), or both 2 (time, features)"
     return ValueError(
-        f"x and y must both have {expected}, got shapes {tuple(x.shape)} and {tuple(y.shape)}; "
-        f"{fix_dimensions('x', max(x.dim(), y.dim()))}."
+        f"{names[0]} and {names[1]} must both have {expected}, got shapes {tuple(x.shape)} and "
+        f"{tuple(y.shape)}; {fix_dimensions(names[0], max(x.dim(), y.dim()))}."
     )
 
 
@@ -224,12 +224,14 @@ def fix_dimensions(name: str, dimensions: int) -> str:
     )
 
 
-def _feature_error(x: Tensor, y: Tensor, batched: bool) -> ValueError:
+def _feature_error(x: Tensor, y: Tensor, batched: bool, names: tuple[str, str]) -> ValueError:
+    first, second = names
     # As the user passed them.
     x_shape, y_shape = (tuple(t.shape) if batched else tuple(t.shape[1:]) for t in (x, y))
     if x.shape[1] == y.shape[1] and batched:
         fix = (
-            "if time comes last, as in (batch, features, time), pass x.transpose(1, 2) and y.transpose(1, 2)"
+            f"if time comes last, as in (batch, features, time), pass {first}.transpose(1, 2) and "
+            f"{second}.transpose(1, 2)"
         )
     elif not batched and x.shape[1] == y.shape[1]:
         fix = (
@@ -239,13 +241,18 @@ def _feature_error(x: Tensor, y: Tensor, batched: bool) -> ValueError:
     else:
         fix = "the last dimension of both holds the features"
     return ValueError(
-        f"x has {x.shape[2]} features and y has {y.shape[2]} (shapes {x_shape} and {y_shape}), expected the "
-        f"same number in the last dimension; {fix}."
+        f"{first} has {x.shape[2]} features and {second} has {y.shape[2]} (shapes {x_shape} and {y_shape}), "
+        f"expected the same number in the last dimension; {fix}."
     )
 
 
-def _check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, Tensor, bool]:
-    """x (Bx, N, D) and y (By, M, D), and whether they came batched; for all_pairs batch sizes are free."""
+def _check_pair(
+    x: Tensor, y: Tensor, all_pairs: bool = False, names: tuple[str, str] = ("x", "y")
+) -> tuple[Tensor, Tensor, bool]:
+    """x (Bx, N, D) and y (By, M, D), and whether they came batched; for all_pairs batch sizes are free.
+
+    `names` are those of the arguments.
+    """
     _check_not_traced()
     x_dim, y_dim = (x.dim(), y.dim()) if _are_dense(x, y) else (0, 0)
     if x_dim == 3 and y_dim == 3:
@@ -253,39 +260,41 @@ def _check_pair(x: Tensor, y: Tensor, all_pairs: bool = False) -> tuple[Tensor, 
     elif x_dim == 2 and y_dim == 2 and not all_pairs:
         x, y, batched = x.unsqueeze(0), y.unsqueeze(0), False
     else:
-        _check_float_tensor("x", x)
-        _check_float_tensor("y", y)
-        raise _dimension_error(x, y, all_pairs)
+        _check_float_tensor(names[0], x)
+        _check_float_tensor(names[1], y)
+        raise _dimension_error(x, y, all_pairs, names)
     x_dtype, y_dtype = x.dtype, y.dtype
     if x_dtype not in FLOATS or y_dtype not in FLOATS:
-        _check_float_tensor("x", x)
-        _check_float_tensor("y", y)
+        _check_float_tensor(names[0], x)
+        _check_float_tensor(names[1], y)
     if x.device != y.device:
-        fix = "move one with y.to(x.device)"
+        fix = f"move one with {names[1]}.to({names[0]}.device)"
         if "meta" in (x.device.type, y.device.type):
             fix = (
                 "a meta tensor has a shape and no numbers, so it cannot be moved: make it on the other device"
             )
-        raise ValueError(f"x is on {x.device} and y on {y.device}, expected one device for both; {fix}.")
+        raise ValueError(
+            f"{names[0]} is on {x.device} and {names[1]} on {y.device}, expected one device for both; {fix}."
+        )
     if x_dtype is not y_dtype:
         pair = _autocast_pair(x, y)
         if pair is None:
             raise TypeError(
-                f"x has dtype {x_dtype} and y {y_dtype}, expected one dtype for both; convert one with "
-                "y.to(x.dtype)."
+                f"{names[0]} has dtype {x_dtype} and {names[1]} {y_dtype}, expected one dtype for both; "
+                f"convert one with {names[1]}.to({names[0]}.dtype)."
             )
         x, y = pair
     x_batch, n, d = x.shape
     y_batch, m, y_d = y.shape
     if d != y_d:
-        raise _feature_error(x, y, batched)
+        raise _feature_error(x, y, batched, names)
     if x_batch != y_batch and x_batch != 1 and y_batch != 1 and not all_pairs:
         raise ValueError(
             f"x has batch size {x_batch} and y {y_batch}, expected equal batch sizes, or 1 for one of them; "
             "for all pairs use softdtw_cdist."
         )
     if n == 0 or m == 0 or d == 0:
-        name, shape = ("x", x.shape) if n == 0 or d == 0 else ("y", y.shape)
+        name, shape = (names[0], x.shape) if n == 0 or d == 0 else (names[1], y.shape)
         raise ValueError(
             f"{name} has shape {tuple(shape) if batched else tuple(shape[1:])}, expected at least one time "
             "step and one feature; drop empty series before the call."
@@ -360,18 +369,63 @@ def check_all_pairs(
                 "enough."
             )
         y, y_lengths = x, x_lengths
+    return _check_sets(x, y, gamma, bandwidth, dist, fused, (x_lengths, y_lengths), ("x", "y"))
+
+
+def check_queries(
+    queries: Tensor,
+    database: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    query_lengths: Lengths | None,
+    database_lengths: Lengths | None,
+) -> Problem:
+    """The problem of all queries (Q, N, D) with all of a database (K, M, D).
+
+    For queries on a GPU the database may be on the CPU, and stays there as y; lengths are on the GPU.
+    """
+    names, lengths = ("queries", "database"), (query_lengths, database_lengths)
+    streamed = isinstance(database, Tensor) and database.device.type == "cpu" and database.dim() > 0
+    if streamed and isinstance(queries, Tensor) and queries.device.type == "cuda":
+        _check_pair(queries, database[:0].to(queries.device), True, names)
+        options = (gamma, bandwidth, dist, fused)
+        return _check_sets(queries, database, *options, lengths, names, streamed=True)
+    return _check_sets(queries, database, gamma, bandwidth, dist, fused, lengths, names)
+
+
+_LENGTHS_OF = {"x": "x_lengths", "y": "y_lengths", "queries": "query_lengths", "database": "database_lengths"}
+
+
+def _check_sets(
+    x: Tensor,
+    y: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    lengths: tuple[Lengths | None, Lengths | None],
+    names: tuple[str, str],
+    streamed: bool = False,
+) -> Problem:
+    """The problem of all pairs of two sets; a `streamed` y is on another device, and checked already."""
     gamma = check_gamma(gamma)
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
-    x, y, _ = _check_pair(x, y, all_pairs=True)
+    if not streamed:
+        x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
     use_fused = _check_fused(fused, metric, x)
-    rows, columns = x.shape[0], y.shape[0]
-    x_rows, x_host = check_lengths(x_lengths, "x_lengths", rows, rows, x.shape[1], x.device, True)
-    y_rows, y_host = check_lengths(y_lengths, "y_lengths", columns, columns, y.shape[1], x.device, True)
+    checked = [
+        check_lengths(given, _LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
+        for side, given, name in zip((x, y), lengths, names, strict=True)
+    ]
+    (x_rows, x_host), (y_rows, y_host) = checked
     _check_band_of_all_pairs(
         radius,
         x_host if x_rows is not None else [x.shape[1]],
         y_host if y_rows is not None else [y.shape[1]],
+        names,
     )
     return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
 
@@ -422,7 +476,9 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
         )
     if can_be_read(given):
         _check_index_range(given, problem)
-    return _narrow(given, device)
+    if given.dtype == torch.int64:
+        given = given.clamp(-1, 2**31 - 1)  # what does not fit is no index, and stays none
+    return given.to(torch.int32, copy=given.device != device).to(device, non_blocking=True)
 
 
 def _check_index_range(pairs: Tensor, problem: Problem) -> None:
@@ -495,7 +551,7 @@ def check_host_indices(problem: Problem) -> None:
 def check_lengths(
     lengths: Lengths | None, name: str, rows: int, batch: int, size: int, device: torch.device, batched: bool
 ) -> tuple[Tensor | None, list[int] | None]:
-    """Lengths as (batch,) int32 on `device`, and as a list unless the host would have to wait for a GPU.
+    """Lengths as (batch,) int64 on `device`, and as a list unless the host would have to wait for a GPU.
 
     Args:
         rows: batch size of the tensor the lengths belong to, 1 where it is broadcast.
@@ -506,8 +562,10 @@ def check_lengths(
     if isinstance(lengths, Tensor):
         given = _check_length_tensor(lengths, name, rows, batch, device, batched)
         if not can_be_read(lengths):
-            narrow = _narrow(given, device)
-            return narrow if narrow.shape[0] == batch else narrow.expand(batch).contiguous(), None
+            if given.dtype != torch.int64 or given.device != device:
+                # On its way to a GPU a copy in pageable memory, as below, even where the lengths are pinned.
+                given = given.to(torch.int64, copy=given.device != device).to(device, non_blocking=True)
+            return (given if given.shape[0] == batch else given.expand(batch)).contiguous(), None
         host = given.tolist()
     else:
         host = _check_length_list(lengths, name, rows, batch, batched)
@@ -519,19 +577,11 @@ def check_lengths(
         )
     if len(host) != batch:
         host = host * batch
-    tensor = torch.tensor(host, dtype=torch.int32, device="cpu")
+    tensor = torch.tensor(host, dtype=torch.int64, device="cpu")
     if device.type != "cpu":
         # A fresh tensor in pageable memory: the driver has its copy when this returns, and nothing waits.
         tensor = tensor.to(device, non_blocking=True)
     return tensor, host
-
-
-def _narrow(lengths: Tensor, device: torch.device) -> Tensor:
-    """As int32 on `device`; what does not fit is no length, and stays none."""
-    if lengths.dtype == torch.int64:
-        lengths = lengths.clamp(-1, 2**31 - 1)
-    # On its way to a GPU a copy in pageable memory, as above, even where the lengths are pinned.
-    return lengths.to(torch.int32, copy=lengths.device != device).to(device, non_blocking=True)
 
 
 def _check_length_tensor(
@@ -611,7 +661,9 @@ def _check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | Non
     )
 
 
-def _check_band_of_all_pairs(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
+def _check_band_of_all_pairs(
+    bandwidth: int, rows: list[int] | None, columns: list[int] | None, names: tuple[str, str]
+) -> None:
     """Raise where the band leaves some pair of a row and a column without a path."""
     if bandwidth < 0 or not rows or not columns:
         return
@@ -622,9 +674,9 @@ def _check_band_of_all_pairs(bandwidth: int, rows: list[int] | None, columns: li
         return
     i, j = (long_x, short_y) if needed == long_x - short_y else (short_x, long_y)
     raise ValueError(
-        f"bandwidth={bandwidth} leaves the pair x[{rows.index(i)}], y[{columns.index(j)}] without a path: "
-        f"their lengths are {i} and {j}, and the smallest radius that works for all pairs is {needed}; pass "
-        "that, or None for no band."
+        f"bandwidth={bandwidth} leaves the pair {names[0]}[{rows.index(i)}], {names[1]}[{columns.index(j)}] "
+        f"without a path: their lengths are {i} and {j}, and the smallest radius that works for all pairs is "
+        f"{needed}; pass that, or None for no band."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from . import _autograd
 from ._backends import backend
 from ._distances import DistanceFunction, with_embedding
 from ._problem import Problem
+from ._series import TensorOrArray, as_batch, in_kind
 from ._torch_compat import in_transform
 from ._validation import (
     Lengths,
@@ -82,7 +84,7 @@ def softdtw_pairs(
     def list_range(start: int, stop: int) -> Tensor:
         return listed[start:stop]
 
-    value = _values(problem, listed.shape[0], list_range, limit)
+    value = pair_values(problem, listed.shape[0], list_range, limit)
     if normalize:
         first, second = listed.long().unbind(1)
         value = value - (_self_terms(problem, True, first) + _self_terms(problem, False, second))
@@ -91,8 +93,8 @@ def softdtw_pairs(
 
 @explains_arguments
 def softdtw_cdist(
-    x: Tensor,
-    y: Tensor | None = None,
+    x: TensorOrArray | Sequence[TensorOrArray],
+    y: TensorOrArray | Sequence[TensorOrArray] | None = None,
     *,
     gamma: float = 1.0,
     bandwidth: int | None = None,
@@ -102,20 +104,20 @@ def softdtw_cdist(
     x_lengths: Lengths | None = None,
     y_lengths: Lengths | None = None,
     memory_limit: int | None = None,
-) -> Tensor:
+) -> TensorOrArray:
     """Soft-DTW between every series of x and every series of y, differentiable in both.
 
     One launch for as many pairs as memory_limit allows; no series is copied.
 
     Args:
-        x: (K, N, D).
-        y: (L, M, D). None compares x with itself, and computes each unordered pair once.
-        x_lengths, y_lengths: (K,) and (L,) true lengths.
+        x: (K, N, D), a tensor or a NumPy array, or a list of K series (N_k, D) of unequal lengths.
+        y: (L, M, D), or a list, likewise. None compares x with itself, and computes each unordered pair once.
+        x_lengths, y_lengths: (K,) and (L,) true lengths of padded series; a list has its own.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
         memory_limit: as in :func:`softdtw_pairs`.
 
     Returns:
-        (K, L) values; (K, K), symmetric, without y.
+        (K, L) values; (K, K), symmetric, without y. A NumPy array where x is of arrays, otherwise a tensor.
 
     Raises:
         TypeError, ValueError: as :func:`softdtw`.
@@ -127,14 +129,19 @@ def softdtw_cdist(
     """
     normalize = check_flag("normalize", normalize)
     limit = check_memory_limit(memory_limit)
-    problem = check_all_pairs(x, y, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
+    first, x_lengths = as_batch("x", x, x_lengths)
+    second = None
+    if y is not None:
+        second, y_lengths = as_batch("y", y, y_lengths)
+    problem = check_all_pairs(first, second, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
     # Of a distance that is not known to be symmetric both orders are computed.
-    value = _symmetric(problem, limit) if y is None and problem.metric.is_named else _grid(problem, limit)
+    symmetric = y is None and problem.metric.is_named
+    value = symmetric_values(problem, limit) if symmetric else grid_values(problem, limit)
     if normalize:
         x_self = half_self(problem, first=True)
         y_self = x_self if y is None else half_self(problem, first=False)
         value = value - (x_self.unsqueeze(1) + y_self.unsqueeze(0))  # symmetric where values are
-    return value
+    return cast(TensorOrArray, in_kind(value, x, value.device))
 
 
 def _self_terms(problem: Problem, first: bool, index: Tensor) -> Tensor:
@@ -143,8 +150,8 @@ def _self_terms(problem: Problem, first: bool, index: Tensor) -> Tensor:
     return terms[index.clamp(0, terms.shape[0] - 1)] if len(index) else terms[:0]
 
 
-def _grid(problem: Problem, limit: int | None) -> Tensor:
-    """(K, L) values of all pairs, row after row."""
+def grid_values(problem: Problem, limit: int | None) -> Tensor:
+    """(K, L) values of every series of x with every series of y."""
     assert problem.y is not None
     rows, columns = problem.x.shape[0], problem.y.shape[0]
     device = problem.x.device
@@ -153,10 +160,10 @@ def _grid(problem: Problem, limit: int | None) -> Tensor:
         index = torch.arange(start, stop, device=device)
         return torch.stack([index // max(columns, 1), index % max(columns, 1)], 1).int()
 
-    return _values(problem, rows * columns, grid_range, limit).view(rows, columns)
+    return pair_values(problem, rows * columns, grid_range, limit).view(rows, columns)
 
 
-def _symmetric(problem: Problem, limit: int | None) -> Tensor:
+def symmetric_values(problem: Problem, limit: int | None) -> Tensor:
     """(K, K) values of x with itself: the pairs from the diagonal on, row after row, and their mirror."""
     size, device = problem.x.shape[0], problem.x.device
     rows = torch.arange(size, device=device)
@@ -167,13 +174,42 @@ def _symmetric(problem: Problem, limit: int | None) -> Tensor:
         row = torch.searchsorted(starts, index, right=True) - 1
         return torch.stack([row, index - starts[row] + row], 1).int()
 
-    value = _values(problem, size * (size + 1) // 2, triangle_range, limit)
+    value = pair_values(problem, size * (size + 1) // 2, triangle_range, limit)
     from_diagonal = rows >= rows.view(-1, 1)
     upper = value.new_zeros(size, size).masked_scatter(from_diagonal, value)
     return torch.where(from_diagonal, upper, upper.mT)
 
 
-def _values(
+def tile_values(
+    problem: Problem, rows: slice, columns: slice, limit: int | None, mirrored: bool = False
+) -> Tensor:
+    """(R, C) values of some series of x with some of y, with the bits they have in the table of all pairs.
+
+    With `mirrored` the tile is on the diagonal of the table of x with itself, and symmetric.
+    """
+    assert problem.y is not None
+    tile = problem._replace(
+        x=problem.x[rows],
+        y=problem.y[columns],
+        x_lengths=None if problem.x_lengths is None else problem.x_lengths[rows],
+        y_lengths=None if problem.y_lengths is None else problem.y_lengths[columns],
+    )
+    return symmetric_values(tile, limit) if mirrored else grid_values(tile, limit)
+
+
+def half_self_values(problem: Problem, limit: int | None) -> Tensor:
+    """Half of the Soft-DTW of each series of x to itself, within the limit; `half_self` without gradients."""
+    own = problem._replace(y=problem.x, y_lengths=problem.x_lengths)
+
+    def diagonal_range(start: int, stop: int) -> Tensor:
+        index = torch.arange(start, stop, device=problem.x.device)
+        return torch.stack([index, index], 1).int()
+
+    with torch.no_grad():
+        return 0.5 * pair_values(own, problem.x.shape[0], diagonal_range, limit)
+
+
+def pair_values(
     problem: Problem, count: int, pairs_of: Callable[[int, int], Tensor], limit: int | None
 ) -> Tensor:
     """(count,) values of the pairs that `pairs_of` names, as many at a time as the limit allows."""
@@ -212,10 +248,10 @@ def _pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
     elif records:
         one = problem._replace(pairs=torch.empty((1, 2), dtype=torch.int32), need_x=True, need_y=True)
         size += backend(problem.x.device.type).state_bytes(one) + 2 * (n + m) * d * number
-    return max(1, (_free_memory(problem.x.device) if limit is None else limit) // size)
+    return max(1, (free_memory(problem.x.device) if limit is None else limit) // size)
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes that a call may take where the user sets no limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

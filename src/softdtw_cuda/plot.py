@@ -1,4 +1,6 @@
-"""Pictures of alignments and barycenters. Needs matplotlib: ``pip install 'softdtw-cuda-torch[plot]'``.
+"""Pictures of alignments, barycenters, clusters and all pairs.
+
+They need matplotlib: ``pip install 'softdtw-cuda-torch[plot]'``.
 
 Not imported with the package: ``from softdtw_cuda.plot import plot_alignment, plot_barycenter``.
 """
@@ -6,6 +8,7 @@ Not imported with the package: ``from softdtw_cuda.plot import plot_alignment, p
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["AlignmentAxes", "plot_alignment", "plot_barycenter"]
+__all__ = ["AlignmentAxes", "plot_alignment", "plot_barycenter", "plot_clusters", "plot_pairs"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -187,6 +190,162 @@ def plot_barycenter(
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     ax.legend(frameon=False, fontsize=9)
+    if title is not None:
+        ax.set_title(title, loc="left", fontweight="bold", fontsize=11)
+    return ax
+
+
+def plot_clusters(
+    X: Tensor | np.ndarray[Any, Any] | Sequence[Tensor | np.ndarray[Any, Any]],
+    labels: Tensor | np.ndarray[Any, Any] | Sequence[int],
+    centers: Tensor | np.ndarray[Any, Any] | Sequence[Tensor | np.ndarray[Any, Any]],
+    *,
+    lengths: Tensor | Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    feature: int = 0,
+    stretch: bool = True,
+    columns: int = 3,
+    figure: Figure | SubFigure | None = None,
+) -> list[Axes]:
+    """Draw every cluster in a panel of its own: members in grey, the center over them.
+
+    Args:
+        X: (K, N, D) series, or K series (N_k, D) of different lengths; the feature axis may be left out.
+        labels: (K,) integers: the cluster of each series, an index into centers.
+        centers: (C, L, D), or C centers (L_c, D).
+        lengths: (K,) true lengths where X is padded.
+        names: (C,) titles. None numbers the clusters. The number of members is added to each.
+        feature: which of the D features to draw.
+        stretch: as in :func:`plot_barycenter`.
+        columns: most panels in a row.
+        figure: a figure or subfigure to draw into. None makes one.
+
+    Returns:
+        The panels, one per cluster, with common axes; ``[0].figure.savefig(...)`` saves the picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: shapes that do not fit together, a label without a center.
+
+    Examples:
+        >>> X, labels = torch.randn(8, 50, 1).cumsum(1), [0, 0, 0, 1, 1, 1, 1, 1]
+        >>> panels = plot_clusters(X, labels, [X[:3].mean(0), X[3:].mean(0)])
+    """
+    pyplot = _pyplot()
+    members = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    count = len(centers)
+    if members.shape != (len(X),):
+        raise ValueError(f"labels has shape {members.shape}, expected ({len(X)},): one for each series of X.")
+    if lengths is not None and len(lengths) != len(X):
+        raise ValueError(f"lengths has {len(lengths)} numbers, expected {len(X)}.")
+    if members.size and not 0 <= members.min() <= members.max() < count:
+        raise ValueError(
+            f"labels are {members.min()} to {members.max()}, expected 0 to {count - 1}: indices into centers."
+        )
+    titles = [f"cluster {k}" for k in range(count)] if names is None else list(names)
+    if len(titles) != count:
+        raise ValueError(f"names has {len(titles)} entries, expected {count}: one for each center.")
+    if columns < 1:
+        raise ValueError(f"columns must be at least 1, got {columns}.")
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    if figure is None:
+        figure = pyplot.figure(figsize=(3.7 * columns, 2.5 * rows), layout="constrained")
+    panels: list[Axes] = []
+    for k in range(count):
+        first = panels[0] if panels else None
+        panel = figure.add_subplot(rows, columns, k + 1, sharex=first, sharey=first)
+        panels.append(panel)
+        index = np.flatnonzero(members == k).tolist()
+        title = f"{titles[k]} ({len(index)} series)"
+        if len(index):
+            cut = None if lengths is None else [int(lengths[i]) for i in index]
+            plot_barycenter(
+                [X[i] for i in index], centers[k], lengths=cut, feature=feature, stretch=stretch, ax=panel,
+                title=title, label="center",
+            )  # fmt: skip
+            legend = panel.get_legend()
+            if legend is not None:
+                legend.remove()
+        else:
+            panel.set_title(f"{titles[k]} (empty)", loc="left", fontweight="bold", fontsize=11)
+        panel.tick_params(labelleft=k % columns == 0)
+        if k + columns < count:  # another panel below says it
+            panel.set_xlabel("")
+            panel.tick_params(labelbottom=False)
+    return panels
+
+
+def plot_pairs(
+    distances: Tensor | np.ndarray[Any, Any],
+    *,
+    labels: Tensor | np.ndarray[Any, Any] | Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+    cmap: str = "viridis_r",
+    colorbar: bool = True,
+) -> Axes:
+    """Draw an all-pairs matrix as an image, the series of one class or cluster next to each other.
+
+    Args:
+        distances: (K, K), as :func:`softdtw_cuda.softdtw_cdist` returns it for one set.
+        labels: (K,) integers. Rows and columns are sorted by them, in their order within a class, and lines
+            part the classes. None keeps the order.
+        names: one for each label that occurs, in ascending order of the labels. None shows the labels.
+        ax: where to draw. None makes a figure.
+        title: text above the panel.
+        cmap: matplotlib's name of a colour map; near pairs are dark in the default.
+        colorbar: explain the colours.
+
+    Returns:
+        The panel; ``.figure.savefig(...)`` saves the picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: shapes that do not fit together.
+
+    Examples:
+        >>> X = torch.randn(8, 50, 1).cumsum(1)
+        >>> panel = plot_pairs(softdtw_cdist(X, gamma=0.1, normalize=True), labels=[0, 1] * 4)
+    """
+    pyplot = _pyplot()
+    matrix = _array(distances)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"distances has shape {matrix.shape}, expected (K, K): all pairs of one set.")
+    size = len(matrix)
+    edges: list[int] = []
+    ticks: list[str] = []
+    if labels is not None:
+        classes = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+        if classes.shape != (size,):
+            raise ValueError(f"labels has shape {classes.shape}, expected ({size},): one for each series.")
+        order = np.argsort(classes, kind="stable")
+        matrix = matrix[order][:, order]
+        found, counts = np.unique(classes, return_counts=True)
+        edges = [0, *np.cumsum(counts).tolist()]
+        ticks = [str(each) for each in found] if names is None else list(names)
+        if len(ticks) != len(found):
+            raise ValueError(f"names has {len(ticks)} entries, expected {len(found)}: one for each label.")
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=(5.4, 4.6), layout="constrained")
+    image = ax.imshow(matrix, cmap=cmap, interpolation="nearest")
+    if edges:
+        for edge in edges[1:-1]:
+            ax.axhline(edge - 0.5, color="white", lw=1.2)
+            ax.axvline(edge - 0.5, color="white", lw=1.2)
+        middles = [(first + last - 1) / 2 for first, last in itertools.pairwise(edges)]
+        ax.set_xticks(middles, ticks)
+        ax.set_yticks(middles, ticks)
+        ax.tick_params(length=0)
+    else:
+        ax.set_xlabel("series")
+        ax.set_ylabel("series")
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    if colorbar:
+        figure = ax.figure
+        figure.colorbar(image, ax=ax, shrink=0.85).outline.set_visible(False)
     if title is not None:
         ax.set_title(title, loc="left", fontweight="bold", fontsize=11)
     return ax

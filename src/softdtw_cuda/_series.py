@@ -1,0 +1,168 @@
+"""Sets of series as users have them: tensors, NumPy arrays, memory maps, lists of unequal series."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ._validation import Lengths, check_all_pairs, check_count, explains_arguments
+
+Array = np.ndarray[Any, Any]
+Series = Tensor | Array | Sequence[Tensor] | Sequence[Array]
+"""(K, N, D), or K series (N_k, D)."""
+
+TensorOrArray = TypeVar("TensorOrArray", Tensor, Array)
+"""Results come as the series did."""
+
+
+def as_batch(name: str, series: Series, lengths: Lengths | None) -> tuple[Tensor, Lengths | None]:
+    """A set as a padded tensor (K, N, D), and the lengths of its series.
+
+    Nothing is copied unless series have to be padded; a memory map stays one. What is neither an array nor a
+    list of series is returned as it is, for the checks that follow to name.
+    """
+    if isinstance(series, Tensor):
+        return series, lengths
+    if isinstance(series, np.ndarray) and series.dtype != object:
+        return _as_tensor(series), lengths
+    if not isinstance(series, (list, tuple, np.ndarray)) or len(series) == 0:
+        return cast(Tensor, series), lengths
+    each = list(series)
+    kinds = (Tensor, np.ndarray)
+    if not all(isinstance(one, kinds) for one in each) or len({isinstance(one, Tensor) for one in each}) > 1:
+        return cast(Tensor, series), lengths
+    if lengths is not None:
+        raise ValueError(
+            f"lengths of {name} are given, but {name} is a list, whose series have theirs; leave them out."
+        )
+    first = each[0]
+    for k, one in enumerate(each):
+        if one.ndim != 2 or one.shape[1] != first.shape[-1] or one.shape[0] == 0:
+            features = first.shape[1] if first.ndim == 2 else "features"
+            raise ValueError(
+                f"{name}[{k}] has shape {tuple(one.shape)}, expected (time, {features}): at least one time "
+                "step, and as many features in each series; make a univariate series with reshape(-1, 1)."
+            )
+        if one.dtype != first.dtype or (isinstance(one, Tensor) and one.device != first.device):
+            raise TypeError(
+                f"{name}[{k}] has dtype {one.dtype}, expected {first.dtype}, and the device, of {name}[0]; "
+                "convert the series to one type on one device."
+            )
+    tensors = [one if isinstance(one, Tensor) else _as_tensor(one) for one in each]
+    sizes = [one.shape[0] for one in tensors]
+    if min(sizes) == max(sizes):
+        return torch.stack(tensors), None
+    return pad_sequence(tensors, batch_first=True), sizes
+
+
+def _as_tensor(array: Array) -> Tensor:
+    """The same memory as a tensor, or a copy where torch has no such layout."""
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        # Read-only memory, as memory maps often are: these tensors are only read.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
+def is_numpy(series: object) -> bool:
+    """Whether a set came as NumPy arrays, so that results go back as such."""
+    return isinstance(series, np.ndarray) or (
+        isinstance(series, (list, tuple)) and len(series) > 0 and isinstance(series[0], np.ndarray)
+    )
+
+
+def in_kind(result: Tensor, series: object, home: torch.device) -> Any:
+    """A result as the `series` it belongs to came: an array, or a tensor on `home`, where they were."""
+    return result.numpy(force=True) if is_numpy(series) else result.to(home)
+
+
+@explains_arguments
+def gamma_heuristic(
+    X: Series, *, lengths: Lengths | None = None, n_samples: int = 1000, seed: int = 0
+) -> float:
+    """A gamma on the scale of the data: the median squared distance of two of its time steps.
+
+    Squared Euclidean distances of all pairs of a random sample of steps, from whatever series. With this
+    gamma an alignment weighs a detour that costs a typical distance e times less: a starting point, smooth
+    rather than sharp. tslearn's `gamma_soft_dtw` is 2 N times as much for series of N steps.
+
+    Args:
+        X: (K, N, D), a tensor or a NumPy array, or a list of K series (N_k, D).
+        lengths: (K,) true lengths of padded series.
+        n_samples: steps to draw; all of them where X has no more.
+        seed: of the draw. The same seed gives the same number.
+
+    Returns:
+        A positive number.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what came, what was expected and how to fix it; also for
+            series that are constant or not finite, of which no scale can be told.
+
+    Examples:
+        >>> gamma = gamma_heuristic(torch.randn(20, 50, 3))
+    """
+    batch, lengths = as_batch("X", X, lengths)
+    n_samples = check_count("n_samples", n_samples)
+    problem = check_all_pairs(batch, None, 1.0, None, "sqeuclidean", None, lengths, None)
+    series = problem.x.detach()
+    count, size, _ = series.shape
+    each = torch.full((count,), size) if problem.x_lengths is None else problem.x_lengths.cpu().long()
+    ends = each.cumsum(0)
+    total = int(ends[-1]) if count else 0
+    if total < 2:
+        raise ValueError(f"X has {total} time step(s), expected at least 2 to tell a distance.")
+    steps = torch.arange(total)
+    if n_samples < total:
+        steps = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:n_samples]
+    owner = torch.searchsorted(ends, steps, right=True)
+    place = steps - (ends - each)[owner]
+    sample = series[owner.to(series.device), place.to(series.device)].double().cpu()
+    distances = torch.pdist(sample).square()
+    # Most steps may be equal, as in series of blocks.
+    gamma = next((float(one) for one in (distances.median(), distances.mean()) if one != 0), 0.0)
+    if not 0.0 < gamma < math.inf:
+        raise ValueError(
+            f"X has a typical squared distance of {gamma} between its time steps, expected a finite number "
+            "greater than 0; drop constant series and those with NaN or infinite values."
+        )
+    return gamma
+
+
+def blocks_on(device: torch.device, series: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """The series, `size` at a time, on a device, with their place in the set.
+
+    Those of a set on the host go to a GPU through two buffers of pinned memory on a stream of their own: the
+    next block is copied while the GPU works on what the consumer launched for this one. A block is valid
+    until the next one is asked for.
+    """
+    count = series.shape[0]
+    ranges = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    if series.device == device or device.type != "cuda":
+        for each in ranges:
+            yield each, series[each].to(device)
+        return
+    shape, used = (min(size, count), *series.shape[1:]), min(2, len(ranges))
+    pinned = [torch.empty(shape, dtype=series.dtype, pin_memory=True) for _ in range(used)]
+    arrived = [torch.empty(shape, dtype=series.dtype, device=device) for _ in range(used)]
+    copies, work = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    copies.wait_stream(work)  # the memory may have been another's on that stream
+    finished = [torch.cuda.Event() for _ in range(used)]
+    for k, each in enumerate(ranges):
+        length, turn = each.stop - each.start, k % 2
+        if k >= 2:
+            finished[turn].synchronize()  # with the block before the last, whose buffers these are
+        pinned[turn][:length].copy_(series[each])
+        with torch.cuda.stream(copies):
+            arrived[turn][:length].copy_(pinned[turn][:length], non_blocking=True)
+        work.wait_stream(copies)
+        yield each, arrived[turn][:length]
+        finished[turn].record(work)
