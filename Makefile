@@ -11,7 +11,7 @@ HAS_CUDA = $(1) -c "import sys, torch; sys.exit(not torch.cuda.is_available())" 
 # How `make coverage` runs both suites.
 PYTEST = $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-slow coverage lint gpu-test bench docs clean
+.PHONY: help setup demo test test-slow coverage lint gpu-test bench docs docs-check clean
 
 help:
 	@echo "make demo      learn with the loss, average series, draw output/demo.png"
@@ -22,6 +22,7 @@ help:
 	@echo "make gpu-test  the suite on an NVIDIA GPU"
 	@echo "make bench     the benchmarks"
 	@echo "make docs      the documentation, into site/"
+	@echo "make docs-check  the same, looked at with headless Chromium (needs one; not part of .ci/run)"
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
@@ -68,6 +69,10 @@ bench:
 docs: $(STAMP)
 	@$(BIN)/python docs/figures.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Needs a Chromium or Chrome, which pip cannot bring; says so where there is none.
+docs-check: docs
+	@$(BIN)/python tools/check_docs.py
 
 clean:
 	rm -rf output site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -32,6 +32,14 @@ def case_key(row: Row) -> tuple[str, ...]:
     return tuple(row[column] for column in KEY if column != "metric")
 
 
+def runs(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Date and command (which has the limits) of each run that the rows come from, the oldest first.
+
+    Only rows of one run may stand beside each other as a comparison.
+    """
+    return sorted({(row["date"], row["command"]) for row in rows})
+
+
 def slug(text: str) -> str:
     """A name for files: lower case, hyphens for everything that is not a letter or a digit."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -6,6 +6,8 @@ A document holds a table between two comments; `python -m benchmarks table --wri
     <!-- end benchmark -->
 """
 
+# ruff: noqa: RUF001 (tables have Greek letters and dashes)
+
 from __future__ import annotations
 
 import re
@@ -88,6 +90,103 @@ def markdown(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
         texts = [", ".join(cells.get(provider, ["-"])).replace(", (", " (") for provider in providers]
         table.append([*(v or "-" for v in values), *texts])
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
+
+
+UNITS = {"time": "ms", "replay": "ms", "host time": "ms", "memory": "MiB", "gradient error": ""}
+_SHORT = {
+    "this library (fused)": "this library",
+    "this library (cost matrix)": "cost matrix",
+    "limit of float32 costs": "float32 costs",
+}
+_FOOTNOTES = (
+    ("LAUNCH_OUT_OF_RESOURCES", "its kernel's launch fails here with LAUNCH_OUT_OF_RESOURCES"),
+    ("INVALID_VALUE", "its kernel's launch fails here with INVALID_VALUE"),
+    ("out of memory", "does not fit the card's memory"),
+    ("over 1024 steps", "above 1024 steps the library computes on the CPU"),
+    ("fused on CUDA", "the library's fused path is for CUDA alone"),
+    ("has no", "the library has no such argument"),
+    ("over ", "longer than the limit of the command"),
+    ("timeout at", "longer than the limit of the command at a smaller size already"),
+)  # fmt: skip
+_MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+
+
+def footnote(row: Row) -> str:
+    """Why a cell has no number, in a sentence; the CSV file has the message."""
+    for part, text in _FOOTNOTES:
+        if part in row["note"]:
+            return text
+    return row["note"].split("\n")[0][:100] or row["status"]
+
+
+def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
+    """A table that fits a page: one metric, bare numbers, no column of one value, reasons below.
+
+    Its caption has to say the unit (`UNITS`) and the sizes that are the same in every row (`constants`).
+
+    Raises:
+        ValueError: when the CSV holds nothing of the kind.
+    """
+    chosen = _chosen(rows, suite, metric, device)
+    providers = list(dict.fromkeys(row["provider"] for row in chosen))
+    providers.sort(key=lambda name: (not name.startswith("this library"), name == "limit of float32 costs"))
+    sizes = [s for s in _SIZES if len({row[s] for row in chosen}) > 1]
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    reasons: list[str] = []
+    for row in chosen:
+        if row["status"] == "ok":
+            cell = figure(row).removesuffix(" ms").removesuffix(" MiB")
+        else:
+            reason = footnote(row)
+            if reason not in reasons:
+                reasons.append(reason)
+            cell = f"–{_MARKS[reasons.index(reason)]}"
+        lines.setdefault(tuple(row[s] for s in sizes), {})[row["provider"]] = cell
+    names = [_SHORT.get(name, name.replace("(", "").replace(")", "")) for name in providers]
+    together = len(sizes) > 3  # one column of words instead of many narrow ones
+    header = [*(["case"] if together else (_HEADINGS.get(s, s) for s in sizes)), *names]
+    table = [header, ["---", *["--:"] * (len(header) - 1)] if together else ["--:"] * len(header)]
+    for values, cells in lines.items():
+        key = [_words(sizes, values)] if together else [value or "none" for value in values]
+        table.append([*key, *(cells.get(name, "") for name in providers)])
+    notes = "".join(f"\n{_MARKS[i]} {reason}.\n" for i, reason in enumerate(reasons))
+    return "".join(f"| {' | '.join(line)} |\n" for line in table) + notes
+
+
+def constants(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
+    """The sizes that are the same in every row of `compact`, for its caption."""
+    chosen = _chosen(rows, suite, metric, device)
+    same = [s for s in _SIZES if len({row[s] for row in chosen}) == 1]
+    return _words(same, [chosen[0][s] for s in same])
+
+
+def _chosen(rows: Sequence[Row], suite: str, metric: str, device: str) -> list[Row]:
+    if suite != "targets":
+        rows = like_for_like(rows)
+    chosen = [r for r in rows if (r["suite"], r["device"], r["metric"]) == (suite, device, metric)]
+    if not chosen:
+        raise ValueError(f"no {metric} of suite {suite} on {device!r} in the results.")
+    return chosen
+
+
+def _words(sizes: Sequence[str], values: Sequence[str]) -> str:
+    """Sizes as words, without what goes without saying."""
+    usual = {
+        "bandwidth": "",
+        "dtype": "float32",
+        "mode": "forward+backward",
+        "normalize": "no",
+        "lengths": "full",
+    }
+    names = {"N": "L", "gamma": "γ"}
+    shown = []
+    for size, value in zip(sizes, values, strict=True):
+        if size in usual:
+            words = {"normalize": "divergence", "bandwidth": f"band {value}"}
+            shown += [] if value == usual[size] else [words.get(size, value)]
+        else:
+            shown.append(f"{names.get(size, size)} = {value}")
+    return ", ".join(shown)
 
 
 def renew(text: str, rows: Sequence[Row]) -> str:

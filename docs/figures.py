@@ -26,6 +26,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import cases, records, tables  # noqa: E402
+from benchmarks.providers import OURS_COST  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
@@ -35,11 +36,19 @@ NOT_YET = "*Nothing has been measured yet: `make bench` fills this table.*\n"
 
 _BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end figures -->)", re.DOTALL)
 _SUITE_TITLES = {
-    "paper": "The paper's grid: D = 64, γ = 1, forward and backward",
-    "lengths": "Against length: D = 128",
+    "paper": "The paper's grid",
+    "lengths": "Against length",
     "dimensions": "Against the number of features",
-    "extensions": "Further: long, wide, many, narrow types, bands, lengths",
-    "targets": "This library alone, and the host's time per call",
+    "extensions": "Long, wide, many, narrow types, bands, lengths",
+    "targets": "This library alone, and the host's time of a call",
+    "accuracy": "Relative error of the float32 gradient",
+}
+_METRICS = {
+    "time": "Time of an eager call",
+    "replay": "Time of a CUDA graph's replay",
+    "memory": "Peak memory beyond the inputs",
+    "host time": "Time on the host",
+    "gradient error": "Error relative to float64",
 }
 _PLOT_TITLES = {
     "lengths": "Time and peak memory against length",
@@ -60,19 +69,46 @@ def devices(rows: Sequence[Row]) -> list[str]:
     return sorted({row["device"] for row in rows}, key=lambda device: (not _is_gpu(device), device))
 
 
+SEPARATE_RUNS = {
+    ("paper", "NVIDIA H200"),
+    ("lengths", "NVIDIA H200"),
+    ("dimensions", "NVIDIA H200"),
+    ("extensions", "NVIDIA H200"),
+    ("accuracy", "NVIDIA H200"),
+    ("accuracy", "AMD EPYC, 2 threads"),
+}
+"""Tables whose columns were measured in different runs, and say so. No other may be (test_docs.py)."""
+
+
 def _origin(rows: Sequence[Row]) -> str:
-    """Where, when, with what and by which command rows were measured."""
+    """Where, when, with what and by which command rows were measured; each run where there were several."""
     device = "/".join(dict.fromkeys(row["device"] for row in rows))
     torch = "/".join(sorted({row["torch"] for row in rows if row["torch"]}))
-    dates = sorted({row["date"] for row in rows})
-    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    commands = " and ".join(f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows))
-    return f"{device}, torch {torch}, {span}: {commands}."
+    runs = records.runs(rows)
+    if len(runs) == 1:
+        date, command = runs[0]
+        return f"{device}, torch {torch}, {date}, one run: `{command}`."
+    lines = [f"{device}, torch {torch}. **Separate runs**, not measured side by side:", ""]
+    for run in runs:
+        who = dict.fromkeys(row["provider"] for row in rows if (row["date"], row["command"]) == run)
+        lines.append(f"- {', '.join(who)}: {run[0]}, `{run[1]}`")
+    return "\n".join(lines)
+
+
+def published() -> Iterator[tuple[str, str, list[Row]]]:
+    """Suite, device and rows of every table that pages show."""
+    rows = records.read_folder(records.RESULTS)
+    for suite, device in dict.fromkeys((row["suite"], row["device"]) for row in rows):
+        yield suite, device, [row for row in rows if (row["suite"], row["device"]) == (suite, device)]
 
 
 def _table(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
+    """A caption and a table, or nothing where nothing was measured."""
     try:
-        return tables.markdown(rows, suite, metric, device)
+        same = tables.constants(rows, suite, metric, device)
+        unit = f" in {tables.UNITS[metric]}" if tables.UNITS[metric] else ""
+        caption = f"{_METRICS[metric]}{unit}" + (f"; {same}" if same else "")
+        return f"{caption}:\n\n{tables.compact(rows, suite, metric, device)}"
     except ValueError:
         return ""
 
@@ -85,20 +121,52 @@ def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
             yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name})\n"
 
 
-def speed() -> str:
-    """Time and memory of every suite and device."""
+def _largest_batch(rows: Sequence[Row]) -> list[Row]:
+    batch = max((row["B"] for row in rows), key=int)
+    return [row for row in rows if row["B"] == batch]
+
+
+def _paper_grid(metric: str) -> Iterator[tuple[str, str]]:
+    """Each device with its table of the paper's sizes at the larger batch."""
     rows = records.read_folder(records.RESULTS)
-    parts = []
     for device in devices(rows):
+        here = [row for row in rows if row["suite"] == "paper" and row["device"] == device]
+        table = _table(_largest_batch(here), "paper", metric, device) if here else ""
+        if table:
+            yield device, f"{table}\n{_origin(_largest_batch(here))}\n"
+
+
+def speed() -> str:
+    """Plots and a table of time for every device."""
+    parts = []
+    tables_of = dict(_paper_grid("time"))
+    for device in devices(records.read_folder(records.RESULTS)):
         shown = list(_plots(device, ("lengths", "dimensions", "long", "batch", "roofline")))
-        for suite, title in _SUITE_TITLES.items():
-            here = [row for row in rows if row["suite"] == suite and row["device"] == device]
-            for metric, name in (("both", "time, peak memory"), ("host time", "host time")):
-                table = _table(here, suite, metric, device)
-                if table:
-                    shown.append(f"**{title}** ({name})\n\n{table}\n{_origin(here)}\n")
+        shown += [tables_of[device]] if device in tables_of else []
         if shown:
             parts += [f"### {device}\n", *shown]
+    return "\n".join(parts) or NOT_YET
+
+
+def memory() -> str:
+    """A table of memory for every device."""
+    parts = [f"### {device}\n\n{table}" for device, table in _paper_grid("memory")]
+    return "\n".join(parts) or NOT_YET
+
+
+def results() -> str:
+    """Every suite and device, a table for each metric."""
+    parts = []
+    rows = records.read_folder(records.RESULTS)
+    for device in devices(rows):
+        shown = []
+        for suite, title in _SUITE_TITLES.items():
+            here = [row for row in rows if row["suite"] == suite and row["device"] == device]
+            found = list(filter(None, (_table(here, suite, metric, device) for metric in _METRICS)))
+            if found:
+                shown.append("\n".join([f"### {title}, {device}\n", *found, f"{_origin(here)}\n"]))
+        if shown:
+            parts += [f"## {device}\n", *shown]
     return "\n".join(parts) or NOT_YET
 
 
@@ -124,8 +192,10 @@ def targets() -> str:
         verdicts = [f"{each:g} ms: {short(time, each)}" for each in wanted]
         body.append([*map(str, size), f"{time:.3g} ms", *verdicts])
     host = next(value for (metric, *_), value in found.items() if metric == "host time")
-    body.append(["16", "64", "8", f"{host:.3g} ms (the host alone, values not reduced)", "-", "-"])
-    return f"{_markdown(['B', 'L', 'D', 'measured', 'limit', 'aim'], body)}\n{_origin(rows)}\n"
+    return (
+        f"{_markdown(['B', 'L', 'D', 'measured', 'limit', 'aim'], body)}\n"
+        f"The host alone, at B = 16, L = 64, D = 8, values not reduced: {host:.3g} ms.\n\n{_origin(rows)}\n"
+    )
 
 
 def throughput() -> str:
@@ -140,50 +210,62 @@ def throughput() -> str:
     if not rows:
         return NOT_YET
     found = {(row["mode"], int(row["N"]), int(row["D"])): float(row["p50"]) for row in rows}
-    body = []
-    for length, batch in cases.THROUGHPUT_BATCH.items():
-        for mode in (cases.FORWARD, cases.FORWARD_BACKWARD):
-            cells = batch * length**2
+    parts = []
+    for mode in (cases.FORWARD, cases.FORWARD_BACKWARD):
+        body = []
+        for length, batch in cases.THROUGHPUT_BATCH.items():
             times = [found.get((mode, length, d)) for d in cases.THROUGHPUT_DIMS]
-            speeds = ["–" if time is None else f"{cells / time / 1e6:.0f}" for time in times]
-            body.append([str(length), str(batch), mode, *speeds])
-    header = ["L", "pairs", "pass", *(f"D = {d}" for d in cases.THROUGHPUT_DIMS)]
-    return f"{_markdown(header, body)}\n{_origin(rows)}\n"
+            speeds = ["–" if time is None else f"{batch * length**2 / time / 1e6:.0f}" for time in times]
+            body.append([str(length), *speeds])
+        header = ["L \\ D", *map(str, cases.THROUGHPUT_DIMS)]
+        parts.append(f"{mode.replace('+', ' and ').capitalize()}:\n\n{_markdown(header, body, '--:')}\n")
+    pairs = ", ".join(f"{batch} of L = {length}" for length, batch in cases.THROUGHPUT_BATCH.items())
+    return "".join(parts) + f"Pairs: {pairs}. {_origin(rows)}\n"
 
 
-def cpu_targets(compared: bool = False) -> str:
-    """The CPU's sizes of benchmarks/cpu_targets.py, providers across; or only those that others ran, too."""
+def cpu_targets() -> str:
+    """The CPU's sizes of benchmarks/cpu_targets.py: beside others, and with and without a band."""
     if not CPU_TARGETS.exists():
         return NOT_YET
     with CPU_TARGETS.open(newline="") as file:
         rows = list(csv.DictReader(file))
     providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if " " not in name]
-    lines: dict[tuple[str, str], dict[str, str]] = {}
+    beside: dict[str, dict[str, str]] = {}
+    bands: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         provider, _, variant = row["provider"].partition(" ")
-        what = row["benchmark"].replace("speed ", "").replace("memory ", "")
-        if variant:
-            what = what.replace("band L/10", "band of L/10," if variant == "band" else "no band,")
         value = float(row["value"])
         cell = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        lines.setdefault((what, row["metric"]), {})[provider] = f"{cell} {row['unit']}"
-    header = ["size", "what", *("this library" if name == "softdtw_cuda" else name for name in providers)]
-    body = [[*key, *(cells.get(name, "–") for name in providers)] for key, cells in lines.items()]
-    if compared:
-        body = [line for line in body if "–" not in line]
+        size = row["benchmark"].replace("speed ", "").replace("memory ", "").replace("band L/10 ", "")
+        if variant:
+            key = (*re.findall(r"[BD]=(\d+)", size), row["metric"].removesuffix(", CPU time"))
+            bands.setdefault(key, {})[variant] = cell
+        else:
+            what = size if row["metric"] == "forward+backward" else f"{size}, {row['metric']}"
+            beside.setdefault(what, {})[provider] = f"{cell} {row['unit']}"
+    names = ["this library" if name == "softdtw_cuda" else name for name in providers]
+    lines = [[what, *(cells.get(name, "–") for name in providers)] for what, cells in beside.items()]
+    variants = sorted({variant for cells in bands.values() for variant in cells}, key="band".__eq__)
+    banded = [[*key, *(cells.get(variant, "–") for variant in variants)] for key, cells in bands.items()]
+    titles = ["band of L/10" if variant == "band" else "no band" for variant in variants]
     first = rows[0]
     return (
-        _markdown(header, body)
-        + f"\n{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
+        f"Forward and backward:\n\n{_markdown(['size', *names], lines)}\n"
+        f"With a band, CPU time in ms at L = 2048:\n\n{_markdown(['B', 'D', 'pass', *titles], banded)}\n"
+        f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
     )
 
 
 def accuracy() -> str:
-    """Gradient errors of every provider and device."""
+    """Gradient errors of every provider and device: the plot, and the longest series of the most features."""
     rows = records.read_folder(records.RESULTS)
     parts = []
     for device in devices(rows):
         here = [row for row in rows if row["suite"] == "accuracy" and row["device"] == device]
+        if not here:
+            continue
+        length, d = (max((row[size] for row in here), key=int) for size in ("N", "D"))
+        here = [row for row in here if (row["N"], row["D"]) == (length, d)]
         table = _table(here, "accuracy", "gradient error", device)
         if table:
             parts += [f"### {device}\n", *_plots(device, ("accuracy",)), f"{table}\n{_origin(here)}\n"]
@@ -194,14 +276,12 @@ def log_space() -> str:
     """Gradient errors of float32 in log space and of this library."""
     with LOG_SPACE.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    header = ["N × M", "D", "γ", "value", "log space, differences", "log space, shares", "this library"]
-    header.append("float32 costs, exact otherwise")
+    header = ["N", "D", "γ", "differences", "shares", "this library", "float32 costs"]
     body = [
         [
-            f"{row['N']} × {row['M']}",
+            row["N"],
             row["D"],
             row["gamma"],
-            f"{float(row['value']):,.1f}",
             *(
                 f"{float(row[name]):.1e}"
                 for name in ("differences", "shares", "this_library", "rounded_costs")
@@ -210,28 +290,29 @@ def log_space() -> str:
         for row in rows
     ]
     return _markdown(header, body) + (
-        f"\nCPU, torch {rows[0]['torch']}, {rows[0]['date']}: `python docs/log_space.py --write`.\n"
+        f"\nM = {', '.join(dict.fromkeys(row['M'] for row in rows))} for the three N. "
+        f"CPU, torch {rows[0]['torch']}, {rows[0]['date']}: `python docs/log_space.py --write`.\n"
     )
 
 
 def readme() -> str:
-    """The README's picture, of the gradient's error, and its table: time and memory beside the others'."""
-    rows = records.read_folder(records.RESULTS)
-    text = ""
-    exact = _most_telling(rows, "accuracy")
-    if exact:
-        picture = PLOTS / f"accuracy-{records.slug(exact[0]['device'])}.png"
-        text += f"![{_plot_title(picture)}](docs/assets/benchmarks/{picture.name})\n\n{_origin(exact)}\n\n"
-    paper = _most_telling(rows, "paper")
+    """The README's table: three lengths, time only, beside the others."""
+    paper = _most_telling(records.read_folder(records.RESULTS), "paper")
     if not paper:
-        return f"{text}Forward and backward\n\n{cpu_targets(compared=True)}"
-    batch = max((row["B"] for row in paper), key=int)
-    paper = [row for row in paper if row["B"] == batch]
-    return (
-        f"{text}Forward and backward, D = 64, γ = 1, float32: time of an eager call "
-        f"(of a CUDA graph's replay), and peak memory beyond the inputs\n\n"
-        f"{_table(paper, 'paper', 'both', paper[0]['device'])}\n{_origin(paper)}\n"
-    )
+        return NOT_YET
+    paper = _largest_batch(paper)
+    lengths = sorted({row["N"] for row in paper}, key=int)
+    paper = [row for row in paper if row["N"] in (lengths[0], lengths[len(lengths) // 3], lengths[-1])]
+    paper = [row for row in paper if row["provider"] != OURS_COST]
+    device = paper[0]["device"]
+    return f"{_table(paper, 'paper', 'time', device)}\n{device}, {_days(paper)}.\n"
+
+
+def _days(rows: Sequence[Row]) -> str:
+    runs = records.runs(rows)
+    if len(runs) == 1:
+        return f"{runs[0][0]}, all in one run"
+    return f"{runs[0][0]} to {runs[-1][0]}, this library and the others in separate runs"
 
 
 def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
@@ -249,12 +330,14 @@ def _plot_title(path: Path) -> str:
     return next((text for name, text in _PLOT_TITLES.items() if path.name.startswith(name)), path.stem)
 
 
-def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *body))
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]], rule: str = "---") -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, [rule] * len(header), *body))
 
 
 FIGURES: dict[str, Callable[[], str]] = {
     "speed": speed,
+    "memory": memory,
+    "results": results,
     "targets": targets,
     "throughput": throughput,
     "cpu-targets": cpu_targets,

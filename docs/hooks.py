@@ -20,6 +20,10 @@ _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _NUMBERED = re.compile(r"^\$\$(?=[^$]*\\tag\{(\d+)\})", re.MULTILINE)
 _TAG = re.compile(r"\\tag\{(\d+)\}")
+_ALIASES = ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason")
+"""Types that docs/api.md explains in a table."""
+_ALIAS_USE = re.compile(rf'(<span class="n">)?\b({"|".join(_ALIASES)})\b(?![^<>]*>)')
+_CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 _ROLE = re.compile(r":(?:func|class|meth):<code>~?([\w.]+)</code>")
 
 
@@ -28,11 +32,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _NUMBERED.sub(r'<div id="eq-\1"></div>\n\n$$', figures.fill(markdown))
 
 
-def on_page_content(content: str, **_: Any) -> str:
-    """Turn TeX into MathML and Sphinx roles, which editors understand in docstrings, into links."""
+def on_page_content(content: str, page: Any = None, **_: Any) -> str:
+    """Turn TeX into MathML, and Sphinx roles, which editors understand in docstrings, into links."""
+    if page is not None and page.file.src_uri == "api.md":
+        content = _link_aliases(content)
     content = _DISPLAY.sub(lambda found: _equation(found[1]), content)
     content = _INLINE.sub(lambda found: convert(html.unescape(found[1])), content)
     return _ROLE.sub(lambda found: _link(found[1]), content)
+
+
+def _link_aliases(content: str) -> str:
+    """Names of types, in signatures and lists of parameters, lead to their row in the page's table."""
+    content = _CODE.sub(lambda code: _ALIAS_USE.sub(r'\1<a href="#type-\2">\2</a>', code[0]), content)
+    for name in _ALIASES:
+        link = f'<td><code><a href="#type-{name}">{name}</a></code></td>'
+        content = content.replace(link, f'<td id="type-{name}"><code>{name}</code></td>')
+    return content
 
 
 def _equation(tex: str) -> str:
@@ -48,5 +63,5 @@ def _equation(tex: str) -> str:
 def _link(name: str) -> str:
     """A link within the API page, the only one that shows docstrings."""
     short = name.split(".")[-1]
-    module = "softdtw_cuda.plot" if short == "AlignmentAxes" else "softdtw_cuda"
+    module = "softdtw_cuda.plot" if short in ("AlignmentAxes", "plot_barycenter") else "softdtw_cuda"
     return f'<a href="#{module}.{short}"><code>{short}</code></a>'

@@ -159,28 +159,41 @@ def test_the_pages_with_figures() -> None:
 def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
     slow = {"device": "Some CPU", "p50": "777"}
     records.upsert(results, [row(), row(metric="memory", p50="42.5", unit="MiB"), row(**slow)])
-    records.upsert(results, [row(provider="other", status="out of memory", p50="")])
+    records.upsert(results, [row(provider="other", status="oom", note="CUDA out of memory.", p50="")])
     records.upsert(results, [row(provider="elsewhere", status="unsupported", p50="")])
     table = figures.readme()
     assert "elsewhere" not in table
-    assert "| 32 | 512 | 1.25 ms, 42 MiB | out of memory |" in table
-    assert "NVIDIA Example, torch 9.9, 2026-01-01: `python -m benchmarks run`" in table
+    assert "| this library | other |" in table
+    assert "| 1.25 | \u2013¹ |" in table
+    assert "¹ does not fit the card's memory" in table
+    assert "NVIDIA Example, 2026-01-01, all in one run." in table
     assert "777" not in table
+    assert "42" not in table  # time only
     records.upsert(results, [row(p50="3.5"), row(metric="memory", p50="42.5", unit="MiB")])
-    assert "| 3.5 ms, 42 MiB |" in figures.readme()
+    assert "| 3.5 | \u2013¹ |" in figures.readme()
 
 
 def test_times_beside_others_are_of_eager_calls(results: Path) -> None:
     ours = [row(), row(metric="time, eager", p50="4"), row(metric="memory", p50="42.5", unit="MiB")]
     records.upsert(results, [*ours, row(provider="other", p50="7")])
-    assert "| 32 | 512 | 4 ms (1.25 ms), 42 MiB | 7 ms |" in figures.readme()
+    assert "| 4 | 7 |" in figures.readme()
 
 
-def test_accuracy_in_the_readme(results: Path) -> None:
-    records.upsert(results, [row(suite="accuracy", metric="gradient error", p50="2e-6", unit="")])
-    text = figures.readme()
-    assert "(docs/assets/benchmarks/accuracy-nvidia-example.png)" in text
-    assert "NVIDIA Example, torch 9.9, 2026-01-01: `python -m benchmarks run`" in text
+@pytest.mark.parametrize("change", [{"date": "2026-01-02"}, {"command": "python -m benchmarks --limit 2"}])
+def test_tables_of_several_runs_say_so(results: Path, change: dict[str, str]) -> None:
+    records.upsert(results, [row(), row(provider="other")])
+    assert "one run" in figures.readme()
+    assert "**Separate runs**" not in figures.speed()
+    records.upsert(results, [row(provider="other", **change)])
+    assert "separate runs" in figures.readme()
+    assert "**Separate runs**" in figures.speed()
+    assert len(records.runs(records.read_folder(results))) == 2
+
+
+def test_published_tables_are_one_run() -> None:
+    """Rows that differ in date, limit or command are no comparison; those that still do are listed."""
+    several = {(suite, device) for suite, device, rows in figures.published() if len(records.runs(rows)) > 1}
+    assert several <= figures.SEPARATE_RUNS
 
 
 def test_pages_show_every_device(results: Path) -> None:
@@ -189,7 +202,7 @@ def test_pages_show_every_device(results: Path) -> None:
     )
     page = figures.speed()
     assert page.index("### NVIDIA Example") < page.index("### Some CPU")
-    assert "777 ms" in page
+    assert "| 777 |" in page
     assert "### NVIDIA Example" in figures.accuracy()
 
 
@@ -206,7 +219,7 @@ def test_what_was_not_reached_is_said(results: Path) -> None:
     assert "| 32 | 128 | 64 | 0.05 ms | 0.12 ms: reached | 0.06 ms: reached |" in table
     assert "| 32 | 512 | 64 | 0.25 ms | 0.35 ms: reached | 0.2 ms: 25% more |" in table
     assert "| 32 | 2048 | 64 | 3 ms | 2.5 ms: 20% more | 1.2 ms: 150% more |" in table
-    assert "| 16 | 64 | 8 | 0.18 ms (the host alone, values not reduced) | - | - |" in table
+    assert "B = 16, L = 64, D = 8, values not reduced: 0.18 ms" in table
 
 
 def test_throughput_counts_cells(results: Path) -> None:
@@ -220,8 +233,9 @@ def test_throughput_counts_cells(results: Path) -> None:
     rows = [measured(b, n, d, mode) for n, b in sizes.items() for d in dims for mode in modes]
     records.upsert(results, rows)
     table = figures.throughput()
-    assert "| 64 | 65536 | forward | 134 |" in table  # 65536 pairs of 64 x 64 cells in 2 ms
-    assert "| 512 | 2048 | forward+backward | 134 |" in table
+    forward, both = table.split("Forward and backward:")
+    assert "| 64 | 134 |" in forward  # 65536 pairs of 64 x 64 cells in 2 ms
+    assert "| 512 | 134 |" in both
 
 
 def test_nothing_measured_is_said(results: Path) -> None:
@@ -423,7 +437,7 @@ def test_pruning_bound(threshold: float, gamma: float) -> None:
 PACKAGE = ROOT / "src" / "softdtw_cuda"
 LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
 """The way of a loss on the CPU, down to its backend."""
-ANSWERS = {"_torch_compat.py", "_distances.py"}
+ANSWERS = {"_torch_compat.py", "_distances.py", "_series.py"}
 """Files that are asked on the way and answer without passing the problem on; the page names them."""
 
 
@@ -596,7 +610,13 @@ def test_reference_has_every_public_name(site: Path) -> None:
     assert "<blockquote" not in text  # a section that the parser does not have, such as "Example:"
     assert "&gt;&gt;&gt;" in text
     for alias in ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason"):
-        assert f"<td><code>{alias}</code></td>" in text
+        assert text.count(f'<td id="type-{alias}"><code>{alias}</code></td>') == 1
+        assert f'<a href="#type-{alias}">' in text
+    shown = re.sub(r"<[^>]+>", "", text)
+    for name in (name for name in softdtw_cuda.__all__ if name.startswith("softdtw")):
+        assert len(re.findall(rf"\b{name}\(\n\s+\w+: ", shown)) == 1, (
+            f"{name} has overloads beside its signature"
+        )
     anchors = set(re.findall(r'\bid="([^"]+)"', text))
     for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
         assert target in anchors

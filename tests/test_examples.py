@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ucr_data
+
 ROOT = Path(__file__).parent.parent
 SMALLER = {
     "alignment": [],
     "barycenter": ["--iterations", "30"],
     "classification": ["--test", "60"],
+    "clusters": ["--starts", "2"],
+    "dilate": ["--steps", "150", "--seeds", "1"],
     "forecasting": ["--steps", "400"],
     "speech_training": ["--steps", "25"],
 }
@@ -41,6 +45,14 @@ def check(name: str, output: str) -> None:
         (warped,) = numbers(output, r"Soft-DTW barycenter.*: +([\d.]+) %")
         assert warped >= 85
         assert warped > euclidean
+    elif name == "clusters":
+        (score,) = numbers(output, r"^Rand index .*: ([\d.]+),")
+        assert score > 0.8
+    elif name == "dilate":
+        _, warped_shape, warped_timing = numbers(output, r"^Soft-DTW +([\d.]+) ±\S+ +([\d.]+) ±\S+ +([\d.]+)")
+        _, shape, timing = numbers(output, r"^DILATE +([\d.]+) ±\S+ +([\d.]+) ±\S+ +([\d.]+)")
+        assert timing < 0.8 * warped_timing
+        assert warped_shape < shape
     elif name == "forecasting":
         (ramp,) = numbers(output, r"^squared error .* ([\d.]+)x$")
         (jump,) = numbers(output, r"^Soft-DTW .* ([\d.]+)x$")
@@ -58,6 +70,11 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.parametrize("name", SMALLER)
 def test_example(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    if name == "clusters":
+        try:
+            ucr_data.load("Trace")
+        except ucr_data.DataNotFound as error:
+            pytest.skip(str(error))
     folder = tmp_path / "pictures"
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--out", str(folder), *SMALLER[name]],

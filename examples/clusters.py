@@ -1,0 +1,62 @@
+"""Clusters of real series: k-means under the divergence, every cluster with its members and barycenter.
+
+    python examples/clusters.py [--out output] [--set Trace]
+
+The series are a set of the UCR archive that comes inside a wheel on PyPI: Trace (simulated faults of an
+instrument) or GunPoint (recorded movements of a hand). Nothing but the number of classes is told to k-means;
+the matrix of all pairs, sorted by the true classes, shows which of them the divergence can tell apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for benchmarks, which loads the data
+from benchmarks.ucr_data import load
+from benchmarks.ucr_methods import divergence, k_means, rand_index
+from softdtw_cuda.plot import plot_clusters, plot_pairs
+
+GAMMA = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("output"), help="folder for the picture")
+    parser.add_argument("--set", default="Trace", help="name of the set")
+    parser.add_argument("--starts", type=int, default=5, help="runs of k-means, of which the best counts")
+    arguments = parser.parse_args()
+    data = load(arguments.set)
+    print(f"{data.name}: {data.sizes}")
+
+    start = time.perf_counter()
+    clusters = len(data.classes)
+    labels, centers = k_means(data.train, clusters, divergence, GAMMA, n_init=arguments.starts, max_iter=15)
+    score = rand_index(labels, data.train.labels)
+    print(f"{clusters} clusters of {labels.bincount(minlength=clusters).tolist()} series")
+    print(f"Rand index against the classes: {score:.3f}, in {time.perf_counter() - start:.1f} s")
+    distances = divergence(data.train, data.train, GAMMA)
+
+    figure = plt.figure(figsize=(13, 5), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.55, 1))
+    plot_clusters(data.train.series, labels, centers, columns=2, figure=left, stretch=False)
+    left.suptitle(f"{data.name}: members and barycenters, Rand index {score:.2f}", fontsize=12)
+    panel = right.add_subplot()
+    names = [f"class {name}" for name in data.classes]
+    plot_pairs(distances.clamp(min=0).sqrt(), labels=data.train.labels, names=names, ax=panel)
+    right.suptitle("Square root of the divergence, all pairs", fontsize=12)
+    path = arguments.out / "clusters.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(f"picture: {path}")
+
+
+if __name__ == "__main__":
+    main()
