@@ -97,9 +97,9 @@ def name_of(value: object) -> str:
 def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source != config.TILED:
-        forward = 16 if kernel.wide or device.capability >= (10, 0) else 20
+        forward = 8 if kernel.wide else 16 if device.capability >= (10, 0) else 20
         if kernel.source == config.MATRIX:
-            return 12
+            return 12 if device.capability >= (9, 0) else 10
         if kernel.source == config.PAIR:
             return 16 if part == FORWARD else 8
         return {FORWARD: forward, BACKWARD: 4, RERUN: 2, FORWARD_BACKWARD: 4}[part]
