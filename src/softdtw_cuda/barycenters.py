@@ -311,8 +311,8 @@ def softdtw_barycenters(
         return_info: also return a list of k :class:`BarycenterInfo`.
 
     Returns:
-        (k, L, D) barycenters. With return_info=True a pair of them and a list of k :class:`BarycenterInfo`.
-        A cluster without a series of positive weight keeps its `init`, with the stop_reason "empty".
+        (k, L, D) barycenters; with return_info=True a pair of them and the infos. A cluster without a series
+        of positive weight keeps its `init` and has the stop_reason "empty".
 
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it; for empty
