@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda import BarycenterInfo, softdtw_barycenter
-from softdtw_cuda.barycenters import _Objective
+from softdtw_cuda._descent import Points
+from softdtw_cuda.barycenters import Divergence, Optimizer, _Objective
 
 GAMMAS = (0.01, 0.1, 1.0, 10.0)
 MAX_ITER = 500
@@ -61,7 +62,7 @@ def counted() -> Iterator[dict[str, int]]:
     counts = {"evaluations": 0, "products": 0}
     evaluate, hessians = _Objective.evaluate, _Objective.hessians
 
-    def counting_evaluate(self: _Objective, points: Tensor, which: list[bool]) -> tuple[Tensor, Tensor]:
+    def counting_evaluate(self: _Objective, points: Tensor, which: list[bool]) -> Points:
         counts["evaluations"] += 1
         return evaluate(self, points, which)
 
@@ -82,7 +83,7 @@ def counted() -> Iterator[dict[str, int]]:
 
 
 def measure(
-    X: Tensor, gamma: float, divergence: str | None, optimizer: str
+    X: Tensor, gamma: float, divergence: Divergence | None, optimizer: Optimizer
 ) -> tuple[BarycenterInfo, dict[str, int], float]:
     """How one descent went, what it evaluated, and its seconds."""
     clock = time.perf_counter if X.is_cuda else time.process_time
@@ -91,8 +92,8 @@ def measure(
         _, info = softdtw_barycenter(
             X,
             gamma=gamma,
-            divergence=divergence,  # type: ignore[arg-type]
-            optimizer=optimizer,  # type: ignore[arg-type]
+            divergence=divergence,
+            optimizer=optimizer,
             max_iter=MAX_ITER,
             early_stopping=False,
             return_info=True,
@@ -114,7 +115,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in arguments.sets:
         X = SETS[name]().to(arguments.device)
-        for divergence in (None, "soft"):
+        divergences: tuple[Divergence | None, ...] = (None, "soft")
+        for divergence in divergences:
             for optimizer in arguments.optimizers:  # compiles
                 softdtw_barycenter(X[:2], divergence=divergence, optimizer=optimizer, max_iter=1)
             for gamma in arguments.gammas:
