@@ -18,6 +18,7 @@ from softdtw_cuda import (
     softdtw,
     softdtw_alignment,
     softdtw_barycenter,
+    softdtw_barycenters,
     softdtw_cdist,
     softdtw_divergence,
     softdtw_entropy,
@@ -460,8 +461,18 @@ class TestBarycenter:
     def test_options(self) -> None:
         with raises(ValueError, "optimizer is 'sgd'", "'lbfgs'"):
             softdtw_barycenter(X, optimizer="sgd")
-        with raises(ValueError, "max_iter", "0"):
-            softdtw_barycenter(X, max_iter=0)
+        with raises(ValueError, "max_iter", "at least 0", "-1"):
+            softdtw_barycenter(X, max_iter=-1)
+        with raises(ValueError, "divergence is 'hard'", "'soft', 'sharp' or None"):
+            softdtw_barycenter(X, divergence="hard")
+        with raises(ValueError, "newton-cg", "divergence='sharp'", "optimizer='lbfgs'"):
+            softdtw_barycenter(X, divergence="sharp", optimizer="newton-cg")
+        with raises(TypeError, "callback", "callable", "3"):
+            softdtw_barycenter(X, callback=3)
+        with raises(ValueError, "bandwidth=1", "barycenter[0], X[0]", "lengths are 9 and 5"):
+            softdtw_barycenter(X, bandwidth=1, length=9)
+        with raises(ValueError, "dist is 'hamming'"):
+            softdtw_barycenter(X, dist="hamming")
         with raises(ValueError, "gamma"):
             softdtw_barycenter(X, gamma=0)
 
@@ -470,6 +481,47 @@ class TestBarycenter:
         broken[0, 2] = math.nan
         with raises(ValueError, "first iterate is nan", "NaN"):
             softdtw_barycenter(broken)
+
+
+class TestBarycenters:
+    def test_labels(self) -> None:
+        for labels in (
+            [0.0, 1.0],
+            torch.tensor([True, False]),
+            np.array(["a", "b"]),
+            [None, 1],
+            [[0], [1, 2]],
+        ):
+            with raises(TypeError, "labels", "integers"):
+                softdtw_barycenters(X, labels)
+        with raises(ValueError, "labels has shape (3,)", "(2,)"):
+            softdtw_barycenters(X, [0, 1, 0])
+        with raises(ValueError, "labels[1] is -1", "from 0"):
+            softdtw_barycenters(X, [0, -1])
+        with raises(ValueError, "labels[0] is 2", "from 0 to 1", "2 clusters"):
+            softdtw_barycenters(X, [2, 0], 2)
+        with raises(ValueError, "n_clusters", "at least 1"):
+            softdtw_barycenters(X, [0, 0], 0)
+
+    def test_empty_clusters(self) -> None:
+        with raises(ValueError, "clusters 0, 2 have no series of positive weight", "pass init"):
+            softdtw_barycenters(X, [1, 3])
+        with raises(ValueError, "clusters 1 have no series of positive weight"):
+            softdtw_barycenters(X, [0, 1], weights=[1.0, 0.0])
+
+    def test_init(self) -> None:
+        with raises(ValueError, "init has shape (5, 3)", "(2, L, 3)"):
+            softdtw_barycenters(X, [0, 1], init=torch.zeros(5, 3))
+        with raises(ValueError, "init has shape (3, 5, 3)", "(2, L, 3)"):
+            softdtw_barycenters(X, [0, 1], 2, init=torch.zeros(3, 5, 3))
+        with raises(TypeError, "init", "(2, L, 3)", "ndarray"):
+            softdtw_barycenters(X, [0, 1], init=np.zeros((2, 5, 3)))
+
+    def test_broken_numbers(self) -> None:
+        broken = X.clone()
+        broken[1, 2] = math.nan
+        with raises(ValueError, "first iterate of cluster 0 is nan", "NaN"):
+            softdtw_barycenters(broken, [1, 0])
 
 
 class TestOmega:
@@ -652,8 +704,9 @@ class TestBarycenterOptions:
         for wrong in (2.5, "5", True, [3]):
             with raises(TypeError, name, "an integer"):
                 softdtw_barycenter(X, **{name: wrong})
-        with raises(ValueError, name, "at least 1"):
-            softdtw_barycenter(X, **{name: 0})
+        least = 0 if name == "max_iter" else 1
+        with raises(ValueError, name, f"at least {least}"):
+            softdtw_barycenter(X, **{name: least - 1})
 
     @pytest.mark.parametrize("name", ["lr", "tol"])
     def test_numbers(self, name: str) -> None:

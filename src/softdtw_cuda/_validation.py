@@ -85,16 +85,18 @@ def check_flag(name: str, value: object) -> bool:
     raise TypeError(f"{name} must be True or False, got {value!r}; pass a bool.")
 
 
-def check_count(name: str, value: object) -> int:
-    """An integer of at least 1."""
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """An integer of at least 1, or of another least number."""
     try:
         if isinstance(value, (bool, Tensor)):
             raise TypeError
         count = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}; pass a whole number from 1 on.") from None
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}.")
+        raise TypeError(
+            f"{name} must be an integer, got {value!r}; pass a whole number from {least} on."
+        ) from None
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {count}.")
     return count
 
 
@@ -395,7 +397,27 @@ def check_queries(
     return _check_sets(queries, database, gamma, bandwidth, dist, fused, lengths, names)
 
 
-_LENGTHS_OF = {"x": "x_lengths", "y": "y_lengths", "queries": "query_lengths", "database": "database_lengths"}
+def check_averages(
+    averages: Tensor,
+    X: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    lengths: Lengths | None,
+) -> Problem:
+    """The problem of averages (k, L, D) with the series X (K, N, D) that they are of."""
+    return _check_sets(averages, X, gamma, bandwidth, dist, fused, (None, lengths), ("barycenter", "X"))
+
+
+_LENGTHS_OF = {
+    "x": "x_lengths",
+    "y": "y_lengths",
+    "queries": "query_lengths",
+    "database": "database_lengths",
+    "barycenter": "length",
+    "X": "lengths",
+}
 
 
 def _check_sets(

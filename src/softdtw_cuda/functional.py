@@ -123,8 +123,8 @@ def softdtw_divergence(
     if kind == "soft":
         value = divergence(problem)
     else:
-        function = _sharp if kind == "sharp" else _mean_cost
-        selves = [0.5 * function(_with_itself(problem, first)) for first in (True, False)]
+        function = sharp if kind == "sharp" else _mean_cost
+        selves = [0.5 * function(with_itself(problem, first)) for first in (True, False)]
         value = function(problem) - selves[0] - selves[1]
     return value if batched else value[0]
 
@@ -209,7 +209,7 @@ def softdtw_sharp(
         >>> softdtw_sharp(x, y, gamma=0.1).mean().backward()
     """
     problem, batched = check_series(x, y, gamma, bandwidth, dist, None, x_lengths, y_lengths)
-    value = _sharp(problem)
+    value = sharp(problem)
     return value if batched else value[0]
 
 
@@ -252,7 +252,7 @@ def softdtw_entropy(
     assert problem.y is not None
     wide = problem._replace(x=problem.x.double(), y=problem.y.double())
     value = _autograd.values(wide)
-    entropy = (_sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / gamma
+    entropy = (sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / gamma
     entropy = entropy.to(problem.value_dtype)
     return entropy if batched else entropy[0]
 
@@ -358,7 +358,7 @@ def dilate_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return _autograd.values(problem), squares / (n * m)
 
 
-def _sharp(problem: Problem) -> Tensor:
+def sharp(problem: Problem) -> Tensor:
     """(B,) expected costs <E, C> under the costs themselves."""
     problem = _autograd.with_source(problem)
     kind = "matrix" if problem.y is None else "features"
@@ -375,7 +375,7 @@ def _mean_cost(problem: Problem) -> Tensor:
     return _autograd.expected(uniform, Direction(kind, problem.x, problem.y))[0]
 
 
-def _with_itself(problem: Problem, first: bool) -> Problem:
+def with_itself(problem: Problem, first: bool) -> Problem:
     """The problem of each series of the `first` or second side with itself."""
     assert problem.y is not None
     series, lengths = (problem.x, problem.x_lengths) if first else (problem.y, problem.y_lengths)
@@ -386,7 +386,7 @@ def _with_itself(problem: Problem, first: bool) -> Problem:
 
 def half_self(problem: Problem, first: bool) -> Tensor:
     """sdtw(x, x) / 2 for each series x of the problem's `first` or second side."""
-    problem = _with_itself(problem, first)
+    problem = with_itself(problem, first)
     # In forward mode a tangent has both sides.
     if not problem.metric.is_named or in_forward_mode():
         return 0.5 * _autograd.values(problem)
