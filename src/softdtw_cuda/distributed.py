@@ -29,6 +29,7 @@ from ._validation import (
     check_all_pairs,
     check_bandwidth,
     check_flag,
+    check_gamma,
     explains_arguments,
 )
 from .neighbours import Nearest, check_neighbours, softdtw_knn, without_self
@@ -89,7 +90,12 @@ def cdist(
         OSError: for other troubles with the file, a full disk among them. What is finished is kept.
     """
     normalize, symmetric = check_flag("normalize", normalize), y is None
-    options: dict[str, Any] = {"gamma": gamma, "bandwidth": bandwidth, "normalize": normalize, "dist": dist}
+    options: dict[str, Any] = {
+        "gamma": check_gamma(gamma),
+        "bandwidth": bandwidth,
+        "normalize": normalize,
+        "dist": dist,
+    }
     rows = _check_side("x", x, x_lengths, device)
     columns = rows if y is None else _check_side("y", y, y_lengths, device)
     value_dtype = _check_options(rows, None if symmetric else columns, y_lengths, options)
@@ -159,7 +165,12 @@ def knn(
         TypeError, ValueError, FileExistsError, OSError: as :func:`cdist`.
     """
     normalize, exclude_self = check_flag("normalize", normalize), check_flag("exclude_self", exclude_self)
-    options: dict[str, Any] = {"gamma": gamma, "bandwidth": bandwidth, "normalize": normalize, "dist": dist}
+    options: dict[str, Any] = {
+        "gamma": check_gamma(gamma),
+        "bandwidth": bandwidth,
+        "normalize": normalize,
+        "dist": dist,
+    }
     rows = _check_side("queries", queries, query_lengths, device)
     columns = rows if database is None else _check_side("database", database, database_lengths, device)
     value_dtype = _check_options(rows, None if database is None else columns, database_lengths, options)

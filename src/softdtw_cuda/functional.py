@@ -45,6 +45,7 @@ def softdtw(
         y: (B, M, D), or (M, D). N and M may differ. One of x, y may have batch size 1: it is compared with
             every series of the other and not copied.
         gamma: temperature, greater than 0. Small values come close to DTW, large ones blur the alignment.
+            A tensor of one element is read as its number: it gets no gradient, and a GPU is waited for.
         bandwidth: Sakoe-Chiba radius: only cells with |i - j| <= bandwidth are visited. None for no band.
         normalize: return the divergence, see :func:`softdtw_divergence`.
         dist: "sqeuclidean", "euclidean", "cityblock", "cosine", or a callable (x, y) -> (B, N, M) of
@@ -252,7 +253,7 @@ def softdtw_entropy(
     assert problem.y is not None
     wide = problem._replace(x=problem.x.double(), y=problem.y.double())
     value = _autograd.values(wide)
-    entropy = (sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / gamma
+    entropy = (sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / problem.gamma
     entropy = entropy.to(problem.value_dtype)
     return entropy if batched else entropy[0]
 
