@@ -26,7 +26,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import cases, records, tables  # noqa: E402
-from benchmarks.providers import OURS_COST  # noqa: E402
+from benchmarks.providers import OURS_COST, OURS_FUSED  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
@@ -308,6 +308,24 @@ def readme() -> str:
     return f"{_table(paper, 'paper', 'time', device)}\n{device}, {_days(paper)}.\n"
 
 
+def landing() -> str:
+    """The landing page's number: the largest problem of the paper's grid, by this library."""
+    paper = _most_telling(records.read_folder(records.RESULTS), "paper")
+    times = [
+        row
+        for row in tables.like_for_like(paper)
+        if (row["provider"], row["metric"], row["status"]) == (OURS_FUSED, "time", "ok")
+    ]
+    if not times:
+        return NOT_YET
+    row = max(times, key=lambda row: int(row["B"]) * int(row["N"]) * int(row["M"]))
+    return (
+        f'<p class="number"><strong>{float(row["p50"]):.3g} ms</strong> for the loss of {row["B"]} pairs of series with '
+        f"{row['N']} steps and {row['D']} features, and its gradients, on one {row['device']} "
+        f'(<a href="speed/">measured</a> on {row["date"]})</p>\n'
+    )
+
+
 def _days(rows: Sequence[Row]) -> str:
     runs = records.runs(rows)
     if len(runs) == 1:
@@ -344,6 +362,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "log-space": log_space,
     "readme": readme,
+    "landing": landing,
 }
 
 

@@ -1,11 +1,14 @@
-"""What the site needs besides Markdown: measured tables, formulas as MathML, and links in docstrings.
+"""What the site needs besides Markdown: measured tables, formulas as MathML, notebooks, links in docstrings.
 
-Formulas become MathML while the site is built, so pages need no script and no network to show them.
+Formulas become MathML while the site is built, so pages need no script and no network to show them. Notebooks of
+docs/tutorials become pages with the outputs that they were saved with, and can be downloaded; so can the examples.
 """
 
 from __future__ import annotations
 
+import base64
 import html
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,16 +18,48 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File
 
+ROOT = Path(__file__).resolve().parent.parent
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _NUMBERED = re.compile(r"^\$\$(?=[^$]*\\tag\{(\d+)\})", re.MULTILINE)
 _TAG = re.compile(r"\\tag\{(\d+)\}")
-_ALIASES = ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason")
-"""Types that docs/api.md explains in a table."""
-_ALIAS_USE = re.compile(rf'(<span class="n">)?\b({"|".join(_ALIASES)})\b(?![^<>]*>)')
+_ALIAS_ROW = re.compile(r"<td><code>(\w+)</code></td>")
 _CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 _ROLE = re.compile(r":(?:func|class|meth):<code>~?([\w.]+)</code>")
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add a page for every tutorial, its pictures, and the examples' sources."""
+    for path in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
+        text, pictures = notebook_page(path)
+        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
+        for name, data in pictures.items():
+            files.append(File.generated(config, f"tutorials/{name}", content=data))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by their names."""
+    parts, pictures = [], {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                name = f"{path.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
+                parts.append(f"![Output of the cell above]({name})")
+            else:
+                text = "".join(output["text"] if "text" in output else output["data"]["text/plain"])
+                parts.append(f"``` {{ .text .output }}\n{text.rstrip()}\n```")
+    title, *rest = parts[0].split("\n", 1)
+    where = f"*This page is [a notebook]({path.name}), with the outputs of its last execution.*"
+    parts[0] = "\n".join([title, "", where, *rest])
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -42,12 +77,12 @@ def on_page_content(content: str, page: Any = None, **_: Any) -> str:
 
 
 def _link_aliases(content: str) -> str:
-    """Names of types, in signatures and lists of parameters, lead to their row in the page's table."""
-    content = _CODE.sub(lambda code: _ALIAS_USE.sub(r'\1<a href="#type-\2">\2</a>', code[0]), content)
-    for name in _ALIASES:
-        link = f'<td><code><a href="#type-{name}">{name}</a></code></td>'
-        content = content.replace(link, f'<td id="type-{name}"><code>{name}</code></td>')
-    return content
+    """Names of types, in signatures and lists of parameters, lead to their row in the page's first table."""
+    table, end, rest = content.partition("</table>")
+    names = _ALIAS_ROW.findall(table)
+    table = _ALIAS_ROW.sub(r'<td id="type-\1"><code>\1</code></td>', table)
+    use = re.compile(rf"\b({'|'.join(names)})\b(?![^<>]*>)")
+    return table + end + _CODE.sub(lambda code: use.sub(r'<a href="#type-\1">\1</a>', code[0]), rest)
 
 
 def _equation(tex: str) -> str:
@@ -63,5 +98,5 @@ def _equation(tex: str) -> str:
 def _link(name: str) -> str:
     """A link within the API page, the only one that shows docstrings."""
     short = name.split(".")[-1]
-    module = "softdtw_cuda.plot" if short in ("AlignmentAxes", "plot_barycenter") else "softdtw_cuda"
+    module = "softdtw_cuda.plot" if short == "AlignmentAxes" or short.startswith("plot_") else "softdtw_cuda"
     return f'<a href="#{module}.{short}"><code>{short}</code></a>'
