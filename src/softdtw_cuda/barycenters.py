@@ -311,8 +311,8 @@ def softdtw_barycenters(
         return_info: also return a list of k :class:`BarycenterInfo`.
 
     Returns:
-        (k, L, D) barycenters. With return_info=True a pair of them and a list of k :class:`BarycenterInfo`.
-        A cluster without a series of positive weight keeps its `init`, with the stop_reason "empty".
+        (k, L, D) barycenters; with return_info=True a pair of them and the infos. A cluster without a series
+        of positive weight keeps its `init` and has the stop_reason "empty".
 
     Raises:
         TypeError, ValueError: naming the argument, what came, what was expected and how to fix it; for empty
@@ -742,8 +742,8 @@ class _Objective:
         problem = with_itself(self.problem._replace(x=z), first=True)
         return half_self(problem, first=True) if self.divergence == "soft" else 0.5 * sharp(problem)
 
-    def evaluate(self, points: Tensor, which: list[bool]) -> tuple[Tensor, Tensor]:
-        """(k,) losses and (k, n) gradients of points (k, n); zeros for clusters that are not asked for."""
+    def evaluate(self, points: Tensor, which: list[bool]) -> Points:
+        """Losses and gradients of points (k, n); zeros for clusters that are not asked for."""
         part = self._selection(which)
         z = points.view(self.shape)[part.chosen]
         with torch.enable_grad():
@@ -755,14 +755,24 @@ class _Objective:
                 values = self._soft(groups, part)
                 (per_group,) = torch.autograd.grad(values.sum(), groups)
                 gradient = part.clusters.sums_of_groups(per_group)
-            loss = part.clusters.sums(values.detach().double()) + self.constant[part.chosen]
+            values = values.detach().double()
+            constant = self.constant[part.chosen]
+            loss = part.clusters.sums(values) + constant
+            # As accurate as the terms, which may cancel; theirs is that of gamma (N + M), too.
+            size = part.clusters.sums(values.abs()) + constant.abs()
+            size = size + self.problem.gamma * (self.problem.n + self.problem.m)
             if self.divergence is not None:
                 own = self._own(z.requires_grad_())
                 gradient = gradient - torch.autograd.grad(own.sum(), z)[0]
                 loss = loss - own.detach().double()
-        losses = torch.zeros_like(self.constant).index_copy(0, part.chosen, loss)
-        gradients = torch.zeros_like(points).index_copy(0, part.chosen, gradient.flatten(1))
-        return losses, gradients
+                size = size + own.detach().double().abs()
+        nothing = torch.zeros_like(self.constant)
+        return Points(
+            points,
+            nothing.index_copy(0, part.chosen, loss),
+            torch.zeros_like(points).index_copy(0, part.chosen, gradient.flatten(1)),
+            nothing.index_copy(0, part.chosen, torch.finfo(points.dtype).eps * size),
+        )
 
     def hessians(self, points: Tensor, which: list[bool]) -> Callable[[Tensor], Tensor]:
         """Hessian-vector products at points (k, n)."""
@@ -801,8 +811,7 @@ def _descend(
     """Walk from the start (k, L, D); the best points seen, and how it went. `patience` may be inf."""
     active = list(objective.clusters.filled)
     count = len(active)
-    z = start.flatten(1)
-    at = Points(z, *objective.evaluate(z, active))
+    at = objective.evaluate(start.flatten(1), active)
     first = at.loss.tolist()
     for k, loss in enumerate(first):
         if active[k] and not math.isfinite(loss):
