@@ -6,6 +6,7 @@ import doctest
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from softdtw_cuda import _kmeans, estimators, softdtw_cdist
+from softdtw_cuda import _kmeans, barycenters, estimators, softdtw_cdist
 from softdtw_cuda._kmeans import Distances, Options, fill_empty, spread_start, stretched
+from softdtw_cuda._processes import Processes
 from softdtw_cuda.estimators import (
     SoftDTWKMeans,
     SoftDTWKNeighborsClassifier,
@@ -413,3 +415,62 @@ def test_errors(call: Callable[[np.ndarray], object], kind: type[Exception], mes
     X, _ = kinds(features=2)
     with pytest.raises(kind, match=message):
         call(X)
+
+
+# ---- several processes
+
+
+def ragged_walks() -> list[np.ndarray]:
+    random = np.random.RandomState(2)
+    return [random.randn(random.randint(5, 12), 2).cumsum(0).astype(np.float32) for _ in range(60)]
+
+
+def divided_fit(normalize: bool) -> list[np.ndarray]:
+    """What a fit over all processes found, from two starts, with groups small enough to divide."""
+    barycenters.SERIES_OF_A_GROUP = 4
+    model = SoftDTWKMeans(
+        3, n_init=2, max_iter=3, gamma=0.5, normalize=normalize, random_state=0, distributed=True
+    )
+    model.fit(ragged_walks())
+    return [model.cluster_centers_, model.labels_, np.array([model.inertia_, model.n_iter_])]
+
+
+def fit_process(rank: int, processes: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting{processes}", rank=rank, world_size=processes
+    )
+    try:
+        found = [divided_fit(normalize) for normalize in (True, False)]
+        torch.save(found, f"{folder}/{processes}-{rank}.pt")
+        if processes > 1:
+            with pytest.raises(ValueError, match="random_state is None, expected an integer"):
+                SoftDTWKMeans(2, distributed=True).fit(ragged_walks())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, also what a process without a group finds."""
+    monkeypatch.setattr(barycenters, "SERIES_OF_A_GROUP", 4)
+    expected = [divided_fit(normalize) for normalize in (True, False)]
+    for processes in (1, 2, 3, 4):
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
+            fit_process, (processes, str(tmp_path)), processes
+        )
+        for rank in range(processes):
+            found = torch.load(tmp_path / f"{processes}-{rank}.pt", weights_only=False)
+            for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def test_shares_of_processes_have_as_much_work_each() -> None:
+    work = torch.tensor([5, 1, 1, 1, 8, 2, 2, 4])
+    for count in (1, 2, 3, 4, 11):
+        shares = Processes(0, count).divide(work)
+        assert len(shares) == count
+        assert [row for share in shares for row in range(share.start, share.stop)] == list(range(8))
+        for share in shares:
+            assert int(work[share].sum()) <= 24 / count + 8
+    assert Processes(0, 2).divide(work) == [slice(0, 4), slice(4, 8)]

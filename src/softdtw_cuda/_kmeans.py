@@ -2,7 +2,8 @@
 
 A round moves every center to the barycenter of its members and assigns each series to the nearest center.
 Series stay on their device; a round brings a label and a value for each of them to the host, where everything
-that chooses is done, in float64 and in a fixed order.
+that chooses is done, in float64 and in a fixed order. Several processes divide the series; each has all of
+them at hand, and every sum has the same order for any number of processes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from tqdm import tqdm
 
 from ._distances import DistanceFunction
 from ._problem import Problem
+from ._processes import ALONE, Processes
 from ._series import Array
-from ._validation import Lengths, check_all_pairs
-from .barycenters import softdtw_barycenters
+from ._validation import check_all_pairs
+from .barycenters import averages
 from .pairs import half_self_values, tile_values
 
 PAIRS_OF_A_TILE = 1 << 23
@@ -49,23 +51,37 @@ class Options(NamedTuple):
 class Distances:
     """The distances of a set of series to centers of one length; its self-terms are computed once."""
 
-    def __init__(self, series: Tensor, lengths: Lengths | None, length: int, options: Options) -> None:
+    def __init__(
+        self,
+        series: Tensor,
+        lengths: list[int] | None,
+        length: int,
+        options: Options,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.processes = processes
+        steps = torch.ones(len(series), dtype=torch.int64) if lengths is None else torch.tensor(lengths)
+        self.shares = processes.divide(steps)
+        rows = self.shares[processes.rank]
         center = series.new_zeros(1, length, series.shape[2])
-        self.problem: Problem = check_all_pairs(
+        problem = check_all_pairs(
             series, center, options.gamma, options.bandwidth, options.dist, None, lengths, None
+        )
+        self.problem: Problem = problem._replace(
+            x=problem.x[rows], x_lengths=None if problem.x_lengths is None else problem.x_lengths[rows]
         )
         self.half_self = half_self_values(self.problem, None) if options.normalize else None
 
     @torch.no_grad()
     def tiles(self, centers: Tensor) -> Iterator[Tensor]:
-        """Distances (rows, k), block after block of the series."""
+        """Distances (rows, k), block after block of this process's series."""
         problem = self.problem._replace(y=centers)
         count, k = problem.x.shape[0], centers.shape[0]
         center_self = None
         if self.half_self is not None:
             center_self = half_self_values(problem._replace(x=centers, x_lengths=None), None)
         size = max(1, PAIRS_OF_A_TILE // k)
-        for start in range(0, count, size):
+        for start in range(0, max(count, 1), size):  # a share may be empty
             rows = slice(start, min(start + size, count))
             tile = tile_values(problem, rows, slice(None), None)
             if self.half_self is not None and center_self is not None:
@@ -74,12 +90,15 @@ class Distances:
 
     def table(self, centers: Tensor) -> Tensor:
         """(n, k) distances of every series to every center."""
-        return torch.cat(list(self.tiles(centers)))
+        return self.processes.gather(torch.cat(list(self.tiles(centers))), self.shares)
 
     def nearest(self, centers: Tensor) -> tuple[Array, Array]:
         """(n,) distances to the nearest center, in float64, and (n,) which it is, the first of equals."""
         found = [tile.min(1) for tile in self.tiles(centers)]
-        values, labels = (torch.cat(each).cpu().numpy() for each in zip(*found, strict=True))
+        values, labels = (
+            self.processes.gather(torch.cat(each), self.shares).cpu().numpy()
+            for each in zip(*found, strict=True)
+        )
         return values.astype(np.float64), labels
 
 
@@ -96,6 +115,7 @@ def k_means(
     tol: float,
     random: np.random.RandomState,
     progress: bool = False,
+    processes: Processes = ALONE,
 ) -> Clusters:
     """The best of `n_init` runs, by the sum of the distances.
 
@@ -105,12 +125,14 @@ def k_means(
         init: (k, L, D) centers, "k-means++" or "random" (series, drawn without repetition).
         max_iter: rounds of a run at most. One that lowers the sum by no more than `tol` of it is the last.
         max_iter_barycenter: optimiser steps that a round takes towards the barycenters.
+        processes: that call with the same arguments and divide the series; the result has the same bits for
+            any number of them.
     """
     if isinstance(init, Tensor):
         length = init.shape[1]
     else:
         length = series.shape[1] if lengths is None else max(1, round(sum(lengths) / len(lengths)))
-    distances = Distances(series, lengths, length, options)
+    distances = Distances(series, lengths, length, options, processes)
     best: Clusters | None = None
     for run in range(n_init):
         if isinstance(init, Tensor):
@@ -121,7 +143,8 @@ def k_means(
         else:
             centers = spread_start(distances, series, lengths, n_clusters, length, random)
         label = f"k-means, run {run + 1} of {n_init}" if n_init > 1 else "k-means"
-        with tqdm(total=max_iter, desc=label, unit="round", disable=not progress) as bar:
+        shown = progress and processes.rank == 0
+        with tqdm(total=max_iter, desc=label, unit="round", disable=not shown) as bar:
             found = _run(
                 distances, series, lengths, centers, options, max_iter, max_iter_barycenter, tol, bar
             )
@@ -152,7 +175,7 @@ def _run(
             clusters, farthest = zip(*moved, strict=True)
             centers = centers.clone()
             centers[list(clusters)] = stretched(series, lengths, np.array(farthest), centers.shape[1])
-        centers = softdtw_barycenters(
+        centers, _ = averages(
             series,
             torch.from_numpy(members),
             centers.shape[0],
@@ -160,10 +183,21 @@ def _run(
             bandwidth=options.bandwidth,
             dist=options.dist,
             divergence="soft" if options.normalize else None,
+            weights=None,
+            max_iter=max_iter_barycenter,
+            lr=None,
             init=centers,
             lengths=lengths,
-            max_iter=max_iter_barycenter,
+            length=None,
             optimizer="lbfgs",
+            early_stopping=False,
+            patience=1,
+            tol=0.0,
+            callback=None,
+            progress=False,
+            fused=None,
+            device=None,
+            processes=distances.processes,
         )
         values, labels = distances.nearest(centers)
         inertia = float(values.sum())

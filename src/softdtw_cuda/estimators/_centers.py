@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .._distances import DistanceFunction
 from .._kmeans import Distances, k_means
-from .._validation import check_count, check_real
+from .._processes import ALONE, default_group
+from .._validation import check_count, check_flag, check_real
 from ..barycenters import softdtw_barycenters
 from ._input import SeriesEstimator, SeriesSet, as_target, fit_classes, in_classes
 
@@ -130,6 +131,9 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         random_state: seed of the starts, or a NumPy RandomState.
         device: where to compute. "auto": where X is, if it is a tensor; for arrays a GPU if there is one.
         progress: show a progress bar of the rounds.
+        distributed: divide the work among the processes of torch.distributed's default group, all of which
+            call `fit` with the same series and the same integer random_state. The results are bitwise the
+            same for any number of them. On GPUs each process takes that of its LOCAL_RANK.
 
     Attributes:
         cluster_centers_: (k, steps) for a 2-D X, otherwise (k, steps, features); of a list the steps are the
@@ -162,6 +166,7 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device = "auto",
         progress: bool = False,
+        distributed: bool = False,
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init
@@ -176,6 +181,7 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         self.random_state = random_state
         self.device = device
         self.progress = progress
+        self.distributed = distributed
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -189,6 +195,12 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         given = self._check_fit_set(X)
         if len(given.series) < n_clusters:
             raise ValueError(f"n_samples={len(given.series)} should be >= n_clusters={n_clusters}.")
+        processes = default_group() if check_flag("distributed", self.distributed) else ALONE
+        if processes.count > 1 and not isinstance(self.random_state, (int, np.integer)):
+            raise ValueError(
+                f"random_state is {self.random_state!r}, expected an integer with distributed=True: every "
+                "process has to draw the same starts."
+            )
         series = given.series.to(self._device_of(given))
         found = k_means(
             series,
@@ -202,6 +214,7 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             tol=check_real("tol", self.tol, positive=False),
             random=check_random_state(self.random_state),
             progress=self.progress,
+            processes=processes,
         )
         self.cluster_centers_ = self._keep_centers(given, found.centers)
         self.labels_ = given.in_kind(found.labels)
