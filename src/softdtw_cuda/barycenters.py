@@ -17,6 +17,7 @@ from . import _descent
 from ._descent import Points
 from ._distances import DistanceFunction
 from ._problem import Problem, value_dtype
+from ._processes import ALONE, Processes
 from ._validation import (
     Lengths,
     check_averages,
@@ -181,7 +182,7 @@ def softdtw_barycenter(
         >>> softdtw_barycenter(X, gamma=0.1, max_iter=20).shape
         torch.Size([100, 3])
     """
-    z, infos = _averages(
+    z, infos = averages(
         X,
         None,
         None,
@@ -323,7 +324,7 @@ def softdtw_barycenters(
         >>> softdtw_barycenters(X, [0, 1, 2, 1] * 4, gamma=0.1, max_iter=20).shape
         torch.Size([3, 100, 3])
     """
-    z, infos = _averages(
+    z, infos = averages(
         X,
         labels,
         n_clusters,
@@ -352,7 +353,7 @@ def softdtw_barycenters(
 Callback = Callable[[int, Tensor, list[float]], object]
 
 
-def _averages(
+def averages(
     X: Tensor | Sequence[Tensor],
     labels: Labels | None,
     n_clusters: int | None,
@@ -375,8 +376,13 @@ def _averages(
     progress: bool,
     fused: bool | None,
     device: torch.device | str | None,
+    processes: Processes = ALONE,
 ) -> tuple[Tensor, list[BarycenterInfo]]:
-    """(k, L, D) averages of the labelled clusters, or (1, L, D) of all series without labels."""
+    """(k, L, D) averages of the labelled clusters, or (1, L, D) of all series without labels.
+
+    `processes`, all of which call with the same arguments, divide the series; results have the same bits for
+    any number of them.
+    """
     gamma = check_gamma(gamma)
     if optimizer not in ("adam", "lbfgs", "newton-cg"):
         raise ValueError(f"optimizer is {optimizer!r}, expected 'adam', 'lbfgs' or 'newton-cg'.")
@@ -416,7 +422,7 @@ def _averages(
         z = _start(init, length, series, host_lengths, given, clusters)
         problem = check_averages(z, series, gamma, bandwidth, dist, fused, host_lengths)
         with torch.enable_grad():
-            objective = _Objective(problem, clusters, divergence)
+            objective = _Objective(problem, clusters, divergence, processes)
             descent: _descent.Optimizer
             if optimizer == "adam":
                 descent = _descent.Adam(objective.evaluate, 0.1 if lr is None else lr, max_iter)
@@ -654,22 +660,33 @@ def _start(
 
 
 class _Selection(NamedTuple):
-    """The part of the work that belongs to some of the clusters."""
+    """The part of the work that belongs to some of the clusters, and this process's share of it."""
 
     chosen: Tensor
     """(c,) clusters."""
     clusters: _Clusters
     """Of those alone."""
+    group_shares: list[slice]
+    """The groups of each process."""
+    pair_shares: list[slice]
+    """The pairs of each process: those of its groups."""
+    owners: Tensor
+    """(G,) the cluster, of those chosen, of each group of this process."""
     pairs: Tensor
-    """(P, 2) int32: group and series."""
+    """(P, 2) int32: group and series of each pair of this process."""
+    weights: Tensor
+    """(P,) of those pairs."""
 
 
 class _Objective:
     """Losses of averages (k, n), their gradients and Hessians: all series of the clusters that are asked for
     in one list of pairs, none of them copied."""
 
-    def __init__(self, problem: Problem, clusters: _Clusters, divergence: Divergence | None) -> None:
+    def __init__(
+        self, problem: Problem, clusters: _Clusters, divergence: Divergence | None, processes: Processes
+    ) -> None:
         self.problem, self.clusters, self.divergence = problem, clusters, divergence
+        self.processes = processes
         self.shape = problem.x.shape
         self.selected: tuple[list[bool], _Selection] | None = None
         self.constant = torch.zeros(self.shape[0], dtype=torch.float64, device=problem.x.device)
@@ -678,14 +695,22 @@ class _Objective:
 
     def _selves(self) -> Tensor:
         """(K,) halves of what each series has with itself."""
-        assert self.problem.y is not None
-        own = self.problem._replace(x=self.problem.y, x_lengths=self.problem.y_lengths)
-        with torch.no_grad():
-            if self.divergence == "soft":
-                return half_self_values(own, None)
-            parts = torch.arange(own.x.shape[0], device=own.x.device).split(self._sharp_part())
-            pairs = (torch.stack([part, part], 1) for part in parts)
-            return torch.cat([0.5 * sharp(own._replace(pairs=part).gathered()) for part in pairs])
+        series, lengths = self.problem.y, self.problem.y_lengths
+        assert series is not None
+        steps = torch.ones(len(series), dtype=torch.int64) if lengths is None else lengths.cpu()
+        shares = self.processes.divide(steps)
+        rows = shares[self.processes.rank]
+        own = self.problem._replace(x=series[rows], x_lengths=None if lengths is None else lengths[rows])
+        return self.processes.gather(self._half_selves(own), shares)
+
+    @torch.no_grad()
+    def _half_selves(self, own: Problem) -> Tensor:
+        if self.divergence == "soft":
+            return half_self_values(own, None)
+        own = own._replace(y=own.x, y_lengths=own.x_lengths)
+        parts = torch.arange(own.x.shape[0], device=own.x.device).split(self._sharp_part())
+        pairs = (torch.stack([part, part], 1) for part in parts)
+        return torch.cat([0.5 * sharp(own._replace(pairs=part).gathered()) for part in pairs])
 
     def _sharp_part(self) -> int:
         """Pairs of sharp Soft-DTW at a time: its state is that of two problems and of their gradients."""
@@ -703,8 +728,34 @@ class _Objective:
             clusters.groups[chosen],
             [filled for filled, wanted in zip(clusters.filled, which, strict=True) if wanted],
         )
-        pairs = torch.stack([torch.repeat_interleave(part.group_sizes), part.order], 1).int()
-        return _Selection(chosen.nonzero().squeeze(1), part, pairs)
+        groups, pairs = self._shares(part)
+        own_groups, own_pairs = groups[self.processes.rank], pairs[self.processes.rank]
+        group = torch.repeat_interleave(part.group_sizes[own_groups])
+        return _Selection(
+            chosen.nonzero().squeeze(1),
+            part,
+            groups,
+            pairs,
+            part.owners[own_groups],
+            torch.stack([group, part.order[own_pairs]], 1).int(),
+            part.shares[own_pairs],
+        )
+
+    def _shares(self, part: _Clusters) -> tuple[list[slice], list[slice]]:
+        """The groups and pairs of each process: about as many cells each, groups whole, in their order.
+
+        So every sum has the same terms in the same order whatever the number of processes.
+        """
+        if self.processes.count == 1:
+            return [slice(0, len(part.group_sizes))], [slice(0, len(part.order))]
+        sizes = part.group_sizes.cpu()
+        ends = [0, *sizes.cumsum(0).tolist()]
+        lengths = self.problem.y_lengths
+        steps = sizes
+        if lengths is not None:
+            steps = _segment_sums(lengths[part.order].double(), part.group_sizes).long().cpu()
+        groups = self.processes.divide(steps)
+        return groups, [slice(ends[each.start], ends[each.stop]) for each in groups]
 
     def _selection(self, which: list[bool]) -> _Selection:
         """That of the last call where the clusters are the same."""
@@ -716,26 +767,28 @@ class _Objective:
         """(P,) weighted values of the pairs, for the averages (G, L, D) of each group."""
         problem = self.problem._replace(x=groups)
         values = pair_values(problem, len(part.pairs), lambda start, stop: part.pairs[start:stop], None)
-        return values * part.clusters.shares.to(values.dtype)
+        return values * part.weights.to(values.dtype)
 
     def _sharp(self, z: Tensor, part: _Selection) -> tuple[Tensor, Tensor]:
-        """(P,) weighted values and (P, L, D) gradients, a part of the pairs after the other."""
-        owners = part.clusters.owners[part.pairs[:, 0].long()]
+        """(P,) weighted values and (G, L, D) gradients, a part of the pairs after the other."""
+        group, member = part.pairs.long().unbind(1)
+        owners = part.owners[group]
         values: list[Tensor] = []
         gradients: list[Tensor] = []
         step = self._sharp_part()
         for start in range(0, len(owners), step):
             own = z[owners[start : start + step]].requires_grad_()
-            series = part.clusters.order[start : start + step]
+            series = member[start : start + step]
             lengths = self.problem.y_lengths
             assert self.problem.y is not None
             pairs = self.problem._replace(
                 x=own, y=self.problem.y[series], y_lengths=None if lengths is None else lengths[series]
             )
-            weighted = sharp(pairs) * part.clusters.shares[start : start + step].to(z.dtype)
+            weighted = sharp(pairs) * part.weights[start : start + step].to(z.dtype)
             gradients += torch.autograd.grad(weighted.sum(), own)
             values.append(weighted.detach())
-        return torch.cat(values), torch.cat(gradients)
+        sizes = part.clusters.group_sizes[part.group_shares[self.processes.rank]]
+        return torch.cat(values), _segment_sums(torch.cat(gradients), sizes)
 
     def _own(self, z: Tensor) -> Tensor:
         """(c,) halves of what the averages (c, L, D) have with themselves."""
@@ -748,14 +801,13 @@ class _Objective:
         z = points.view(self.shape)[part.chosen]
         with torch.enable_grad():
             if self.divergence == "sharp":
-                values, per_pair = self._sharp(z, part)
-                gradient = part.clusters.sums(per_pair)
+                values, per_group = self._sharp(z, part)
             else:
-                groups = z[part.clusters.owners].requires_grad_()
+                groups = z[part.owners].requires_grad_()
                 values = self._soft(groups, part)
                 (per_group,) = torch.autograd.grad(values.sum(), groups)
-                gradient = part.clusters.sums_of_groups(per_group)
-            values = values.detach().double()
+            gradient = part.clusters.sums_of_groups(self.processes.gather(per_group, part.group_shares))
+            values = self.processes.gather(values.detach(), part.pair_shares).double()
             constant = self.constant[part.chosen]
             loss = part.clusters.sums(values) + constant
             # As accurate as the terms, which may cancel; theirs is that of gamma (N + M), too.
@@ -779,7 +831,7 @@ class _Objective:
         part = self._selection(which)
         z = points.view(self.shape)[part.chosen]
         with torch.enable_grad():
-            groups = z[part.clusters.owners].requires_grad_()
+            groups = z[part.owners].requires_grad_()
             (first,) = torch.autograd.grad(self._soft(groups, part).sum(), groups, create_graph=True)
             own_first = None
             if self.divergence is not None:
@@ -788,8 +840,8 @@ class _Objective:
 
         def product(vectors: Tensor) -> Tensor:
             along = vectors.view(self.shape)[part.chosen]
-            (second,) = torch.autograd.grad(first, groups, along[part.clusters.owners], retain_graph=True)
-            result = part.clusters.sums_of_groups(second)
+            (second,) = torch.autograd.grad(first, groups, along[part.owners], retain_graph=True)
+            result = part.clusters.sums_of_groups(self.processes.gather(second, part.group_shares))
             if own_first is not None:
                 result = result - torch.autograd.grad(own_first, z, along, retain_graph=True)[0]
             return torch.zeros_like(vectors).index_copy(0, part.chosen, result.flatten(1))
