@@ -591,7 +591,7 @@ class _Clusters(NamedTuple):
     @property
     def owners(self) -> Tensor:
         """(G,) the cluster of each group."""
-        return torch.repeat_interleave(self.groups)
+        return torch.repeat_interleave(self.groups, output_size=len(self.group_sizes))
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sums (k, ...) over each cluster of rows (K, ...)."""
@@ -695,7 +695,7 @@ class _Objective:
         clusters, device = self.clusters, self.problem.x.device
         chosen = torch.tensor(which, device=device)
         of_groups = chosen[clusters.owners]
-        of_series = torch.repeat_interleave(of_groups, clusters.group_sizes)
+        of_series = torch.repeat_interleave(of_groups, clusters.group_sizes, output_size=len(clusters.order))
         part = _Clusters(
             clusters.order[of_series],
             clusters.shares[of_series],
@@ -703,7 +703,8 @@ class _Objective:
             clusters.groups[chosen],
             [filled for filled, wanted in zip(clusters.filled, which, strict=True) if wanted],
         )
-        pairs = torch.stack([torch.repeat_interleave(part.group_sizes), part.order], 1).int()
+        groups = torch.repeat_interleave(part.group_sizes, output_size=len(part.order))
+        pairs = torch.stack([groups, part.order], 1).int()
         return _Selection(chosen.nonzero().squeeze(1), part, pairs)
 
     def _selection(self, which: list[bool]) -> _Selection:
