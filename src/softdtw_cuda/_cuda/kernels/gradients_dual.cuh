@@ -4,18 +4,19 @@
 // when the strip below it is done with them.
 #pragma once
 
-#define BACKWARD_THREADS (4 * CHECKPOINT)
+#define GRAD_THREADS (4 * CHECKPOINT)
+#define GRAD_BARRIER 3
 #define WEIGHT_STRIDE 33
 #define WEIGHT_MARGIN 3  // steps of zeros on either side
 struct Weights { real at[(CHECKPOINT + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE]; };  // [step + WEIGHT_MARGIN][row]
 
 #define GRAD_X_TILES (8 * UNITS)  // of four rows by four features
-#define GRAD_X_PARTS (BACKWARD_THREADS / GRAD_X_TILES)
+#define GRAD_X_PARTS (GRAD_THREADS / GRAD_X_TILES)
 #define GRAD_X_STEPS (CHECKPOINT / GRAD_X_PARTS)
 #define GRAD_Y_TILES ((CHECKPOINT + 32) / 4 * UNITS)  // of four columns by four features
-static_assert(GRAD_Y_TILES <= BACKWARD_THREADS && GRAD_X_STEPS % 4 == 0, "a tile for each thread");
+static_assert(GRAD_Y_TILES <= GRAD_THREADS && GRAD_X_STEPS % 4 == 0, "a tile for each thread");
 struct GradShared { Slices<CHECKPOINT> slices; };
-struct PartialSums { Four at[BACKWARD_THREADS][4]; };
+struct PartialSums { Four at[GRAD_THREADS][4]; };
 
 // The tile's part of sum_j w_ij (l_i - r_j), for rows 4 R and on, of the steps of one part.
 DEVICE void add_rows(Four (&sum)[4], const Slices<CHECKPOINT>& slices, const Weights& weights, i32 thread) {
@@ -64,18 +65,18 @@ DEVICE void contract(const Contraction (&parts)[COUNT], i32 d, void* grad_left, 
     Four rows[4] = {}, columns[4] = {};
     UNROLL for (int i = 0; i < COUNT; i++) {
       const FetchedPair<CHECKPOINT> fetched = fetch_pair<CHECKPOINT>(p, s, parts[i].left, parts[i].right, base, d, first, thread);
-      block_barrier();
+      group_barrier(GRAD_BARRIER, GRAD_THREADS);
       put_pair(shared.slices, fetched, thread);
-      block_barrier();
+      group_barrier(GRAD_BARRIER, GRAD_THREADS);
       if (thread % UNITS < units) {
         if (grad_left) add_rows(rows, shared.slices, *parts[i].weights, thread);
         if (grad_right) add_columns(columns, shared.slices, *parts[i].weights, thread);
       }
     }
     if (grad_left) UNROLL for (int i = 0; i < 4; i++) partial.at[thread][i] = rows[i];
-    block_barrier();
+    group_barrier(GRAD_BARRIER, GRAD_THREADS);
     if (grad_left)
-      for (i32 i = thread; i < 4 * GRAD_X_TILES; i += BACKWARD_THREADS) {
+      for (i32 i = thread; i < 4 * GRAD_X_TILES; i += GRAD_THREADS) {
         const i32 tile = i >> 2, which = i & 3, unit = tile % UNITS, row = s.first_row + tile / UNITS * 4 + which, left = d - first - 4 * unit;
         if (unit >= units || row >= s.n || left <= 0) continue;
         Four sum = partial.at[tile][which];
@@ -95,7 +96,7 @@ DEVICE void contract(const Contraction (&parts)[COUNT], i32 d, void* grad_left, 
 // A table of the weights themselves: the gradient of a matrix.
 DEVICE void store_table(const Weights& weights, void* to, real factor, const Params& p, const Strip& s, i32 base, i32 thread) {
   if (!to) return;
-  for (i32 i = thread; i < 32 * CHECKPOINT; i += BACKWARD_THREADS) {
+  for (i32 i = thread; i < 32 * CHECKPOINT; i += GRAD_THREADS) {
     const i32 row = i / CHECKPOINT, step = i % CHECKPOINT, own = s.first_row + row, column = base + step - row;
     if (own < s.n && in_band(s, own, column)) {
       const real w = weights.at[(step + WEIGHT_MARGIN) * WEIGHT_STRIDE + row];
