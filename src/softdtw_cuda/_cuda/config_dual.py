@@ -17,6 +17,8 @@ STRIP_ROWS = 32
 FORWARD_STEPS = 32
 """Steps that are made ready together in the forward."""
 WEIGHT_STRIDE, WEIGHT_MARGIN = 33, 3
+STRIP_BYTES = 48
+"""The kernels' Strip: eleven numbers and three flags."""
 PROGRESS_BYTES = 16
 """What a strip of the backward publishes."""
 
@@ -89,15 +91,15 @@ class DualKernel:
             weights = buffers * 2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real
             align = 8 if self.double else 16
             size = work + cells + (weights + align - 1) // align * align
-            size += steps * self.entry + 4 * steps * real + 4 * (4 + buffers)
+            size += steps * self.entry + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
         return (size + 15) // 16 * 16
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Of the forward and of the backward that a processor has room for."""
+        """Of the forward and of the backward that a processor has room for, in registers and shared memory."""
         if self.double:
-            return 2, 2
-        return 3, 1 if self.pipelined else 2
+            return 1 if self.kind == "tangents" else 2, 2
+        return (3, 1) if self.pipelined else (2, 2)
 
     def defines(self) -> dict[str, int]:
         """Macros that the source expects."""

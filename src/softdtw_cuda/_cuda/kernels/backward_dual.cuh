@@ -53,6 +53,7 @@ struct alignas(16) BackwardShared {
   struct { Weights alignment, slope; } weights[BUFFERS];
   SavedBound top[CHECKPOINT];
   Flow flow_in[CHECKPOINT], flow_out[CHECKPOINT];
+  Strip strip;          // here, since the roles need their registers
   u32 ticket;
   i32 start;            // the first checkpoint of the strip's visit
   i32 active[BUFFERS];  // whether the checkpoint that was swept has weight
@@ -192,17 +193,16 @@ DEVICE void add_checkpoint(const Params& p, const Strip& s, BackwardShared& shar
 #if PIPELINED
 DEVICE void make_strip(const Params& p, const Strip& s, BackwardShared& shared, i32 thread) {
   const i32 start = shared.start, last = first_checkpoint(s);
-  make_part(p, s, shared, start, 0, thread);
-  block_barrier();
-  for (i32 slot = 0;; slot++) {
-    const i32 checkpoint = start - slot;
-    if (checkpoint >= last) {
-      make_part(p, s, shared, checkpoint, MAKE_STEPS, thread);
-      group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);
-      if (checkpoint > last) make_part(p, s, shared, checkpoint - 1, 0, thread);
+  // Part 0 is made before the first slot; parts 2 t + 1 and 2 t + 2 in slot t.
+  for (i32 part = 0;; part++) {
+    const i32 checkpoint = start - part / 2;
+    if (checkpoint >= last) make_part(p, s, shared, checkpoint, (part & 1) * MAKE_STEPS, opaque(thread));
+    if (part & 1) {
+      if (checkpoint >= last) group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);
+      continue;
     }
     block_barrier();
-    if (!shared.more[slot & 1]) break;
+    if (part > 0 && !shared.more[(part / 2 - 1) & 1]) break;
   }
 }
 DEVICE void recompute_strip(const Params& p, const Strip& s, BackwardShared& shared) {
@@ -213,9 +213,10 @@ DEVICE void recompute_strip(const Params& p, const Strip& s, BackwardShared& sha
     if (checkpoint >= last) {
       load_top(p, s, shared, checkpoint);
       Walker w = load_checkpoint(p, s, checkpoint);
-      recompute_part(w, shared, shared.work.kept[slot & 1], 0);
-      group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);
-      recompute_part(w, shared, shared.work.kept[slot & 1], MAKE_STEPS);
+      UNROLL_BY(1) for (i32 first = 0; first < CHECKPOINT; first += MAKE_STEPS) {
+        if (first) group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);
+        recompute_part(w, shared, shared.work.kept[slot & 1], first);
+      }
     }
     block_barrier();
     if (!shared.more[slot & 1]) break;
@@ -238,7 +239,7 @@ DEVICE void add_strip(const Params& p, const Strip& s, BackwardShared& shared, i
   const i32 start = shared.start;
   block_barrier();
   for (i32 slot = 0;; slot++) {
-    if (slot > 1) add_checkpoint(p, s, shared, start - (slot - 2), slot & 1, thread);
+    if (slot > 1) add_checkpoint(p, s, shared, start - (slot - 2), slot & 1, opaque(thread));
     block_barrier();
     if (!shared.more[slot & 1]) break;
   }
@@ -246,8 +247,9 @@ DEVICE void add_strip(const Params& p, const Strip& s, BackwardShared& shared, i
 }
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 warp = (i32)warp_index();
-  if (warp >= GRAD_WARP) add_strip(p, s, shared, (i32)thread_index() - 32 * GRAD_WARP);
-  else if (warp >= MAKE_WARP) make_strip(p, s, shared, (i32)thread_index() - 32 * MAKE_WARP);
+  // Each role reads its thread index for itself: what two derive from one index alike would be kept by all.
+  if (warp >= GRAD_WARP) add_strip(p, s, shared, (i32)thread_index_opaque() - 32 * GRAD_WARP);
+  else if (warp >= MAKE_WARP) make_strip(p, s, shared, (i32)thread_index_opaque() - 32 * MAKE_WARP);
   else if (warp == RECOMPUTE_WARP) recompute_strip(p, s, shared);
   else sweep_strip(p, s, shared);
 }
@@ -280,7 +282,10 @@ DEVICE void backward_pass(const Params& p, BackwardShared& shared) {
   const Assignment mine = assignment_of(p, shared.ticket);
   const Strip s = strip_of(p, mine.pair, p.strips - 1 - mine.position);
   if (!s.valid || !s.present) return;
-  if (thread == 0) shared.start = await_start(p, s);
+  if (thread == 0) {
+    shared.strip = s;
+    shared.start = await_start(p, s);
+  }
   for (i32 i = thread; i < WEIGHT_MARGIN * WEIGHT_STRIDE; i += BACKWARD_THREADS) {
     const i32 behind = i + (CHECKPOINT + WEIGHT_MARGIN) * WEIGHT_STRIDE;
     UNROLL for (int buffer = 0; buffer < BUFFERS; buffer++) {
@@ -289,5 +294,5 @@ DEVICE void backward_pass(const Params& p, BackwardShared& shared) {
     }
   }
   block_barrier();
-  backward_strip(p, s, shared);
+  backward_strip(p, shared.strip, shared);
 }

@@ -94,19 +94,22 @@ template <int STEPS> DEVICE void put_pair(Slices<STEPS>& slices, const FetchedPa
 // One unit's part of the sums: squared distances of the series; with TANGENT their products with those of the tangents.
 template <bool TANGENT, int STEPS>
 DEVICE void add_unit(real (&cost)[4][4], real (&omega)[4][4], const CostShared<STEPS>& shared, const Cells& cells, i32 unit) {
+  // Rows and columns begin at multiples of four, of which units lie alike: three addresses are enough.
   const i32 first = cells.step - cells.row + 28;  // the column of the last row at the first step
+  const i32 row_at = unit_at(cells.row, unit), near_at = unit_at(first, unit), far_at = unit_at(first + 4, unit) - 4 * DIMS;
   Four left[4], left_change[4];
   UNROLL for (int i = 0; i < 4; i++) {
-    left[i] = four_at(shared.series.left, cells.row + i, unit);
+    left[i] = *(const Four*)(shared.series.left + row_at + i * DIMS);
 #if KIND == TANGENTS
-    if (TANGENT) left_change[i] = four_at(shared.tangents.left, cells.row + i, unit);
+    if (TANGENT) left_change[i] = *(const Four*)(shared.tangents.left + row_at + i * DIMS);
 #endif
   }
   UNROLL for (int column = 0; column < 7; column++) {
-    const Four right = four_at(shared.series.right, first + column, unit);
+    const i32 at = (column < 4 ? near_at : far_at) + column * DIMS;
+    const Four right = *(const Four*)(shared.series.right + at);
     Four right_change = {};
 #if KIND == TANGENTS
-    if (TANGENT) right_change = four_at(shared.tangents.right, first + column, unit);
+    if (TANGENT) right_change = *(const Four*)(shared.tangents.right + at);
 #endif
     UNROLL for (int i = 0; i < 4; i++) {
       const int k = column + i - 3;
