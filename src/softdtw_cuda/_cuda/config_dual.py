@@ -88,7 +88,7 @@ class DualKernel:
             making = self._making(steps // buffers)
             work = overlaid((buffers * 5 * steps * 32 * real, making, self._slices(steps)))
             cells = overlaid((steps * 32 * self.entry, 4 * steps * 16 * real))
-            weights = buffers * 2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real
+            weights = buffers * (2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real + 32 * 8)
             align = 8 if self.double else 16
             size = work + cells + (weights + align - 1) // align * align
             size += steps * self.entry + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
@@ -96,7 +96,7 @@ class DualKernel:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Of the forward and of the backward that a processor has room for, in registers and shared memory."""
+        """Of the forward and of the backward that a processor has room for."""
         if self.double:
             return 1 if self.kind == "tangents" else 2, 2
         return (3, 1) if self.pipelined else (2, 2)

@@ -50,7 +50,7 @@ struct alignas(16) BackwardShared {
     Entry entries[CHECKPOINT * 32];
     PartialSums partial;
   } cells;
-  struct { Weights alignment, slope; } weights[BUFFERS];
+  struct { Weights alignment, slope; Marks marks; } weights[BUFFERS];
   SavedBound top[CHECKPOINT];
   Flow flow_in[CHECKPOINT], flow_out[CHECKPOINT];
   Strip strip;          // here, since the roles need their registers
@@ -102,12 +102,13 @@ DEVICE bool has_weight(const Sweep& sweep) { return has_weight(sweep.left.e) || 
 
 // The cells of a checkpoint, from the last step to the first.
 DEVICE void sweep_cells(Sweep& carried, const Params& p, const Strip& s, BackwardShared& shared, i32 buffer, i32 base, i32 end, real seed) {
-  const i32 lane = (i32)lane_index();
+  const i32 lane = opaque((i32)lane_index());  // kept, not read again in every step
   const real inverse_gamma = (real)p.inverse_gamma;
   const KeptCells& kept = shared.work.kept[buffer];
   real* alignment = shared.weights[buffer].alignment.at + WEIGHT_MARGIN * WEIGHT_STRIDE + lane;
   real* slopes = shared.weights[buffer].slope.at + WEIGHT_MARGIN * WEIGHT_STRIDE + lane;
   Flow left = carried.left, pass = carried.pass, diagonal = carried.diagonal;
+  u64 marks = 0;
   UNROLL_BY(4) for (i32 k = CHECKPOINT - 1; k >= 0; k--) {
     const i32 at = k * 32 + lane;
     const Shares share{kept.up[at], kept.left[at], kept.diagonal[at]};
@@ -124,8 +125,10 @@ DEVICE void sweep_cells(Sweep& carried, const Params& p, const Strip& s, Backwar
     diagonal = Flow{e * share.diagonal, diag * share.diagonal};
     alignment[k * WEIGHT_STRIDE] = e;
     slopes[k * WEIGHT_STRIDE] = slope;
+    marks = marks << 1 | (e != (real)0 || slope != (real)0);
     if (lane == 0) shared.flow_out[k] = pass;
   }
+  shared.weights[buffer].marks.steps[lane] = marks;
   carried = Sweep{left, pass, diagonal};
   if (!any_lane(has_weight(carried))) carried = Sweep{};
 }
@@ -183,7 +186,7 @@ DEVICE void add_checkpoint(const Params& p, const Strip& s, BackwardShared& shar
   if (sums_columns && thread == 0) await_finished(p, s, checkpoint);
   group_barrier(GRAD_BARRIER, GRAD_THREADS);
   if (shared.active[buffer]) {
-    add_gradients(p, s, shared.weights[buffer].alignment, shared.weights[buffer].slope, shared.work.grads, shared.cells.partial,
+    add_gradients(p, s, shared.weights[buffer].alignment, shared.weights[buffer].slope, shared.weights[buffer].marks, shared.work.grads, shared.cells.partial,
                   checkpoint * CHECKPOINT, thread);
     group_barrier(GRAD_BARRIER, GRAD_THREADS);
   }
@@ -191,12 +194,16 @@ DEVICE void add_checkpoint(const Params& p, const Strip& s, BackwardShared& shar
 }
 
 #if PIPELINED
-DEVICE void make_strip(const Params& p, const Strip& s, BackwardShared& shared, i32 thread) {
-  const i32 start = shared.start, last = first_checkpoint(s);
+// This thread's number within its role, whose first warp is given. Read again for every checkpoint: what several roles, or
+// checkpoints, derive from one index alike would be kept in registers by all.
+DEVICE i32 own_thread(i32 first_warp) { return (i32)thread_index_opaque() - 32 * first_warp; }
+
+DEVICE void make_strip(const Params& p, const Strip& s, BackwardShared& shared) {
+  const i32 last = first_checkpoint(s);
   // Part 0 is made before the first slot; parts 2 t + 1 and 2 t + 2 in slot t.
   for (i32 part = 0;; part++) {
-    const i32 checkpoint = start - part / 2;
-    if (checkpoint >= last) make_part(p, s, shared, checkpoint, (part & 1) * MAKE_STEPS, opaque(thread));
+    const i32 checkpoint = shared.start - part / 2;
+    if (checkpoint >= last) make_part(p, s, shared, checkpoint, (part & 1) * MAKE_STEPS, own_thread(MAKE_WARP));
     if (part & 1) {
       if (checkpoint >= last) group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);
       continue;
@@ -235,21 +242,20 @@ DEVICE void sweep_strip(const Params& p, const Strip& s, BackwardShared& shared)
     if (!another) break;
   }
 }
-DEVICE void add_strip(const Params& p, const Strip& s, BackwardShared& shared, i32 thread) {
+DEVICE void add_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 start = shared.start;
   block_barrier();
   for (i32 slot = 0;; slot++) {
-    if (slot > 1) add_checkpoint(p, s, shared, start - (slot - 2), slot & 1, opaque(thread));
+    if (slot > 1) add_checkpoint(p, s, shared, start - (slot - 2), slot & 1, own_thread(GRAD_WARP));
     block_barrier();
     if (!shared.more[slot & 1]) break;
   }
-  if (thread == 0) publish_finished(p, s, 0);
+  if (own_thread(GRAD_WARP) == 0) publish_finished(p, s, 0);
 }
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 warp = (i32)warp_index();
-  // Each role reads its thread index for itself: what two derive from one index alike would be kept by all.
-  if (warp >= GRAD_WARP) add_strip(p, s, shared, (i32)thread_index_opaque() - 32 * GRAD_WARP);
-  else if (warp >= MAKE_WARP) make_strip(p, s, shared, (i32)thread_index_opaque() - 32 * MAKE_WARP);
+  if (warp >= GRAD_WARP) add_strip(p, s, shared);
+  else if (warp >= MAKE_WARP) make_strip(p, s, shared);
   else if (warp == RECOMPUTE_WARP) recompute_strip(p, s, shared);
   else sweep_strip(p, s, shared);
 }

@@ -117,7 +117,7 @@ DEVICE void add_unit(real (&cost)[4][4], real (&omega)[4][4], const CostShared<S
       real v[4];
       UNROLL for (int c = 0; c < 4; c++) v[c] = left[i].v[c] - right.v[c];
       // Four at a time: a sum of few terms of one size rounds less than one term after the other does.
-      cost[i][k & 3] += multiply_add(v[0], v[0], v[1] * v[1]) + multiply_add(v[2], v[2], v[3] * v[3]);
+      cost[i][k & 3] += multiply_add(v[3], v[3], multiply_add(v[2], v[2], multiply_add(v[1], v[1], v[0] * v[0])));
       if (TANGENT)
         UNROLL for (int c = 0; c < 4; c++)
           omega[i][k & 3] = multiply_add(v[c], left_change[i].v[c] - right_change.v[c], omega[i][k & 3]);
