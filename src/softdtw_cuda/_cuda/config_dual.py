@@ -145,7 +145,8 @@ class DualKernel:
 
 
 @functools.lru_cache(maxsize=256)
-def _choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | None:
+def choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | None:
+    """The kernel of a mode and a kind for a card; None where it has no room for one."""
     large = device.shared_bytes >= LARGE_SHARED
     if double and not large:
         return None
@@ -157,7 +158,7 @@ def _choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | 
 
 def dual_kernel(is_cost: bool, kind: str, dtype: torch.dtype) -> DualKernel | None:
     """The kernel for problems and directions of this kind; None where a card has no room for it."""
-    return _choose(COST if is_cost else DIRECT, kind, dtype == torch.float64, config.weakest_device())
+    return choose(COST if is_cost else DIRECT, kind, dtype == torch.float64, config.weakest_device())
 
 
 def start_lag_of(batch: int) -> int:

@@ -80,16 +80,23 @@ DEVICE void load_top(const Params& p, const Strip& s, BackwardShared& shared, i3
 DEVICE void recompute_part(Walker& w, BackwardShared& shared, KeptCells& kept, i32 first) {
   const i32 lane = (i32)lane_index();
   UNROLL_BY(1) for (i32 half = first; half < first + MAKE_STEPS; half += 16) {
-    UNROLL_BY(4) for (i32 k = half; k < half + 16; k++) {
-      const SavedBound& top = shared.top[k];
-      const i32 at = k * 32 + lane;
-      advance<false>(w, shared.cells.entries[at], Above{Scaled{top.f, top.n}, top.v, (real)0}, [&](const Shares& share, real b, real c) {
-        kept.up[at] = share.up;
-        kept.left[at] = share.left;
-        kept.diagonal[at] = share.diagonal;
-        kept.b[at] = b;
-        kept.c[at] = c;
-      });
+    UNROLL_BY(1) for (i32 group = half; group < half + 16; group += GROUP_STEPS) {
+      Entry entry[GROUP_STEPS];
+      SavedBound top[GROUP_STEPS];
+      UNROLL for (int k = 0; k < GROUP_STEPS; k++) {
+        entry[k] = shared.cells.entries[(group + k) * 32 + lane];
+        top[k] = shared.top[group + k];
+      }
+      UNROLL for (int k = 0; k < GROUP_STEPS; k++) {
+        const i32 at = (group + k) * 32 + lane;
+        advance<false>(w, entry[k], Above{Scaled{top[k].f, top[k].n}, top[k].v, (real)0}, [&](const Shares& share, real b, real c) {
+          kept.up[at] = share.up;
+          kept.left[at] = share.left;
+          kept.diagonal[at] = share.diagonal;
+          kept.b[at] = b;
+          kept.c[at] = c;
+        });
+      }
     }
     renormalize(w);
   }
@@ -102,31 +109,43 @@ DEVICE bool has_weight(const Sweep& sweep) { return has_weight(sweep.left.e) || 
 
 // The cells of a checkpoint, from the last step to the first.
 DEVICE void sweep_cells(Sweep& carried, const Params& p, const Strip& s, BackwardShared& shared, i32 buffer, i32 base, i32 end, real seed) {
-  const i32 lane = opaque((i32)lane_index());  // kept, not read again in every step
+  const i32 lane = (i32)lane_index();
   const real inverse_gamma = (real)p.inverse_gamma;
   const KeptCells& kept = shared.work.kept[buffer];
   real* alignment = shared.weights[buffer].alignment.at + WEIGHT_MARGIN * WEIGHT_STRIDE + lane;
   real* slopes = shared.weights[buffer].slope.at + WEIGHT_MARGIN * WEIGHT_STRIDE + lane;
   Flow left = carried.left, pass = carried.pass, diagonal = carried.diagonal;
   u64 marks = 0;
-  UNROLL_BY(4) for (i32 k = CHECKPOINT - 1; k >= 0; k--) {
-    const i32 at = k * 32 + lane;
-    const Shares share{kept.up[at], kept.left[at], kept.diagonal[at]};
-    const Slopes mu = slopes_of(share, kept.b[at], kept.c[at]);
-    Flow come{from_lane_below(pass.e), from_lane_below(pass.slope)};
-    if (lane == 31) come = shared.flow_in[k];
-    real e = left.e + come.e, slope = left.slope + come.slope;
-    if (base + k == end && s.first_row + lane == s.n - 1) e = seed, slope = seed * (real)0;
-    // (15) and the product rule: what is sent to k is p_k (slope + e mu_k / gamma).
-    const real scaled = e * inverse_gamma;
-    const real up = multiply_add(scaled, mu.up, slope), diag = multiply_add(scaled, mu.diagonal, slope);
-    left = Flow{e * share.left, multiply_add(scaled, mu.left, slope) * share.left};
-    pass = Flow{multiply_add(e, share.up, diagonal.e), multiply_add(up, share.up, diagonal.slope)};
-    diagonal = Flow{e * share.diagonal, diag * share.diagonal};
-    alignment[k * WEIGHT_STRIDE] = e;
-    slopes[k * WEIGHT_STRIDE] = slope;
-    marks = marks << 1 | (e != (real)0 || slope != (real)0);
-    if (lane == 0) shared.flow_out[k] = pass;
+  UNROLL_BY(1) for (i32 group = CHECKPOINT - GROUP_STEPS; group >= 0; group -= GROUP_STEPS) {
+    Shares shares[GROUP_STEPS];
+    real b[GROUP_STEPS], c[GROUP_STEPS];
+    Flow in[GROUP_STEPS];
+    UNROLL for (int k = 0; k < GROUP_STEPS; k++) {
+      const i32 at = (group + k) * 32 + lane;
+      shares[k] = Shares{kept.up[at], kept.left[at], kept.diagonal[at]};
+      b[k] = kept.b[at];
+      c[k] = kept.c[at];
+      in[k] = shared.flow_in[group + k];
+    }
+    UNROLL for (int k = GROUP_STEPS - 1; k >= 0; k--) {
+      const i32 step = group + k;
+      const Shares& share = shares[k];
+      const Slopes mu = slopes_of(share, b[k], c[k]);
+      Flow come{from_lane_below(pass.e), from_lane_below(pass.slope)};
+      if (lane == 31) come = in[k];
+      real e = left.e + come.e, slope = left.slope + come.slope;
+      if (base + step == end && s.first_row + lane == s.n - 1) e = seed, slope = seed * (real)0;
+      // (15) and the product rule: what is sent to k is p_k (slope + e mu_k / gamma).
+      const real scaled = e * inverse_gamma;
+      const real up = multiply_add(scaled, mu.up, slope), diag = multiply_add(scaled, mu.diagonal, slope);
+      left = Flow{e * share.left, multiply_add(scaled, mu.left, slope) * share.left};
+      pass = Flow{multiply_add(e, share.up, diagonal.e), multiply_add(up, share.up, diagonal.slope)};
+      diagonal = Flow{e * share.diagonal, diag * share.diagonal};
+      alignment[step * WEIGHT_STRIDE] = e;
+      slopes[step * WEIGHT_STRIDE] = slope;
+      marks = marks << 1 | (e != (real)0 || slope != (real)0);
+      if (lane == 0) shared.flow_out[step] = pass;
+    }
   }
   shared.weights[buffer].marks.steps[lane] = marks;
   carried = Sweep{left, pass, diagonal};

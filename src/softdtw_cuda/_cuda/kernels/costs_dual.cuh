@@ -133,12 +133,15 @@ DEVICE void add_slices(real (&cost)[2][4], real (&omega)[2][4], CostShared<STEPS
     const i32 units = units_of(d, first);
     {
       const FetchedPair<STEPS> series = fetch_pair<STEPS>(p, s, left, right, base, d, first, thread);
+#if KIND == TANGENTS
+      const FetchedPair<STEPS> tangents = fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread);
+#endif
       group_barrier(barrier, 4 * STEPS);
       put_pair(shared.series, series, thread);
-    }
 #if KIND == TANGENTS
-    put_pair(shared.tangents, fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread), thread);
+      put_pair(shared.tangents, tangents, thread);
 #endif
+    }
     group_barrier(barrier, 4 * STEPS);
     UNROLL_BY(1) for (i32 unit = half_of(thread); unit < units; unit += 2) add_unit<TANGENT>(costs, omegas, shared, cells, unit);
   }

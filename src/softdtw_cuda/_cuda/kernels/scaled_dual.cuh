@@ -52,7 +52,7 @@ DEVICE real shifted(const Scaled& z, i64 m) {
 struct Terms { real up, left, diagonal, sum; i64 m; };  // of eq. (5), brought to the exponent m
 DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
   Terms t;
-  t.m = min_of3(up.n, left.n, diagonal.n);
+  t.m = min_of3(left.n, diagonal.n, up.n);  // what comes from the lane above comes last
   t.up = shifted(up, t.m);
   t.left = shifted(left, t.m);
   t.diagonal = shifted(diagonal, t.m);
