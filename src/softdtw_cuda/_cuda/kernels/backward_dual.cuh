@@ -218,10 +218,9 @@ DEVICE void add_checkpoint(const Params& p, const Strip& s, BackwardShared& shar
 DEVICE i32 own_thread(i32 first_warp) { return (i32)thread_index_opaque() - 32 * first_warp; }
 
 DEVICE void make_strip(const Params& p, const Strip& s, BackwardShared& shared) {
-  const i32 last = first_checkpoint(s);
   // Part 0 is made before the first slot; parts 2 t + 1 and 2 t + 2 in slot t.
   for (i32 part = 0;; part++) {
-    const i32 checkpoint = shared.start - part / 2;
+    const i32 checkpoint = shared.start - part / 2, last = first_checkpoint(s);
     if (checkpoint >= last) make_part(p, s, shared, checkpoint, (part & 1) * MAKE_STEPS, own_thread(MAKE_WARP));
     if (part & 1) {
       if (checkpoint >= last) group_barrier(HALF_BARRIER, 4 * MAKE_STEPS + 32);

@@ -124,6 +124,9 @@ DEVICE void add_unit(real (&cost)[4][4], real (&omega)[4][4], const CostShared<S
     }
   }
 }
+// Slices of series and tangents are fetched together, so that their latencies overlap; from compute capability 10.0 on that would
+// spill registers of the backward.
+#define FETCH_TOGETHER (__CUDA_ARCH__ < 1000)
 template <bool TANGENT, int STEPS>
 DEVICE void add_slices(real (&cost)[2][4], real (&omega)[2][4], CostShared<STEPS>& shared, const Params& p, const Strip& s, const element* left,
                        const element* right, i32 d, i32 base, u32 barrier, i32 thread) {
@@ -133,15 +136,18 @@ DEVICE void add_slices(real (&cost)[2][4], real (&omega)[2][4], CostShared<STEPS
     const i32 units = units_of(d, first);
     {
       const FetchedPair<STEPS> series = fetch_pair<STEPS>(p, s, left, right, base, d, first, thread);
-#if KIND == TANGENTS
+#if KIND == TANGENTS && FETCH_TOGETHER
       const FetchedPair<STEPS> tangents = fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread);
 #endif
       group_barrier(barrier, 4 * STEPS);
       put_pair(shared.series, series, thread);
-#if KIND == TANGENTS
+#if KIND == TANGENTS && FETCH_TOGETHER
       put_pair(shared.tangents, tangents, thread);
 #endif
     }
+#if KIND == TANGENTS && !FETCH_TOGETHER
+    put_pair(shared.tangents, fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread), thread);
+#endif
     group_barrier(barrier, 4 * STEPS);
     UNROLL_BY(1) for (i32 unit = half_of(thread); unit < units; unit += 2) add_unit<TANGENT>(costs, omegas, shared, cells, unit);
   }
