@@ -289,7 +289,7 @@ def _gpu_throughput() -> dict[tuple[int, int], float]:
         (int(row["N"]), int(row["D"])): int(row["B"]) * int(row["N"]) ** 2 / (float(row["p50"]) * 1e-3)
         for row in records.read_folder(records.RESULTS)
         if (row["suite"], row["metric"], row["mode"]) == ("throughput", "time", cases.FORWARD)
-        and row["device"] == "NVIDIA H200"
+        and (row["provider"], row["device"]) == ("this library (fused)", "NVIDIA H200")
         and row["status"] == "ok"
     }
 
