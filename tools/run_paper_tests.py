@@ -2,9 +2,10 @@
 
     python tools/run_paper_tests.py PATH
 
-PATH is a checkout of https://github.com/BGU-CS-VIL/sdtw-cuda-torch. Its tests and examples are copied to a temporary
-folder, where `softdtw_cuda` is this library; nothing of them is kept. docs/migrating.md says why those of `EXPECTED`
-fail; the exit status is 0 if no other one does. Without a GPU, what needs one is skipped.
+PATH is a checkout of https://github.com/BGU-CS-VIL/sdtw-cuda-torch. Its tests and examples are copied to a
+temporary folder, where `softdtw_cuda` is this library; nothing of them is kept. docs/migrating.md says why
+those of `EXPECTED` fail; the exit status is 0 if no other one does. Without a GPU, what needs one is skipped
+(some tests of that library return early there and count as passed).
 """
 
 from __future__ import annotations
