@@ -206,9 +206,10 @@ class TestFiniteDifferences:
 
 
 class TestHessian:
+    @pytest.mark.parametrize("size", [6, 70])  # one tile of the kernels, and several
     @pytest.mark.parametrize("fused", [True, False])
-    def test_symmetric_and_equal_by_every_route(self, device: str, fused: bool) -> None:
-        x, y = (side.detach() for side in series(device, (1, 1), 6, 5))
+    def test_symmetric_and_equal_by_every_route(self, device: str, fused: bool, size: int) -> None:
+        x, y = (side.detach() for side in series(device, (1, 1), size, size - 1, 1))
 
         def value(x: Tensor) -> Tensor:
             return softdtw(x, y, gamma=0.3, fused=fused).sum()
