@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,12 +151,14 @@ def _time_and_memory(rows: Sequence[Row], x: str, x_label: str, title: str) -> F
     rows = like_for_like(rows)
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     failing = _failing(rows, providers)
-    height = 6.1 + 0.3 * len(failing)
+    title = textwrap.fill(title, 60)
+    top = 0.5 + 0.17 * title.count("\n") + 0.12 * len(failing)
+    height = 5.6 + top + 0.18 * len(failing)
     figure = plt.figure(figsize=(WIDTH, height))
     figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=DARK)
     grid = figure.add_gridspec(
         2, 1, left=0.12, right=0.76, hspace=(0.75 + 0.12 * len(failing)) / 2.2,
-        top=1 - (0.5 + 0.12 * len(failing)) / height, bottom=(0.55 + 0.18 * len(failing)) / height,
+        top=1 - top / height, bottom=(0.55 + 0.18 * len(failing)) / height,
     )  # fmt: skip
     for place, metric, label in ((0, "time", "time (ms)"), (1, "memory", "extra memory (MiB)")):
         chosen = [row for row in rows if row["metric"] == metric]
