@@ -18,6 +18,7 @@ from softdtw_cuda import (
     softdtw,
     softdtw_alignment,
     softdtw_barycenter,
+    softdtw_barycenters,
     softdtw_cdist,
     softdtw_divergence,
     softdtw_entropy,
@@ -58,16 +59,34 @@ def test_gamma_out_of_range(call: Callable[..., object], gamma: float) -> None:
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("gamma", ["1", None, True, 1j, torch.tensor(1.0)])
+@pytest.mark.parametrize("gamma", ["1", None, True, 1j, torch.tensor(True), torch.tensor(1j)])
 def test_gamma_of_the_wrong_type(call: Callable[..., object], gamma: object) -> None:
-    with raises(TypeError, "gamma", type(gamma).__name__, "gamma=1.0"):
+    number = gamma.item() if isinstance(gamma, torch.Tensor) else gamma
+    with raises(TypeError, "gamma", type(number).__name__, "gamma=1.0"):
         call(gamma=gamma)
+
+
+def test_gamma_of_more_than_one_element() -> None:
+    with raises(ValueError, "gamma", "(2,)", "one number for the whole batch", "gamma=1.0"):
+        softdtw(X, Y, gamma=torch.ones(2))
 
 
 def test_gamma_may_be_any_real_number() -> None:
     expected = softdtw(X, Y, gamma=2.0)
-    for gamma in (2, np.float32(2), np.float64(2), np.int64(2)):
+    for gamma in (2, np.float32(2), np.float64(2), np.int64(2), torch.tensor(2), torch.tensor([[2.0]])):
         assert torch.equal(softdtw(X, Y, gamma=gamma), expected)
+
+
+def test_a_gamma_that_is_a_tensor_gets_no_gradient() -> None:
+    gamma = torch.tensor([2.0], requires_grad=True)
+    module = SoftDTW(gamma=gamma)
+    assert torch.equal(module(X, Y), softdtw(X, Y, gamma=2.0))
+    assert "gamma=2," in repr(module)
+    module.gamma = gamma  # type: ignore[assignment]  # typed as a float
+    assert "gamma=2," in repr(module)
+    for value in (module(X, Y), softdtw_entropy(X, Y, gamma=gamma), softdtw_cdist(X, Y, gamma=gamma)):
+        assert not value.requires_grad
+    assert torch.equal(softdtw_entropy(X, Y, gamma=gamma), softdtw_entropy(X, Y, gamma=2.0))
 
 
 @EVERYWHERE
@@ -258,8 +277,9 @@ class TestMigration:
             call(use_cuda=True)
         with raises(TypeError, name, "'dist_func'", "dist_func: pass it as dist="):
             call(dist_func=torch.cdist)
-        with raises(TypeError, name, "'verbose'", "softdtw_barycenter", "progress=True"):
-            call(verbose=True)
+        if "barycenter" not in name:
+            with raises(TypeError, name, "'verbose'", "softdtw_barycenter", "progress=True"):
+                call(verbose=True)
         with raises(TypeError, "use_cuda: leave", "dist_func: pass"):
             call(use_cuda=False, gamma=1.0, dist_func=None)
 
@@ -275,11 +295,28 @@ class TestMigration:
 
 
 def test_hints_leave_alone_what_a_function_takes() -> None:
-    with raises(TypeError, "verbose:") as caught:
-        softdtw_barycenter(X, device="cpu", lengths=[5, 5], verbose=True)
-    assert "device" not in str(caught.value)
+    with raises(TypeError, "use_cuda:") as caught:
+        softdtw_barycenter(X, device="cpu", lengths=[5, 5], use_cuda=True)
+    assert "device:" not in str(caught.value)
+    assert "lengths:" not in str(caught.value)
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'y'$"):
         softdtw(X)  # type: ignore[call-arg]  # wrong on purpose
+
+
+def test_verbose_is_the_former_name_of_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, object] = {"gamma": 0.5, "max_iter": 3}
+    expected = softdtw_barycenter(X, **options)
+    assert capfd.readouterr().err == ""
+    for verbose in (True, False):
+        with pytest.warns(DeprecationWarning, match="verbose= is deprecated, pass progress=") as caught:
+            measured = softdtw_barycenter(X, verbose=verbose, **options)
+        assert caught[0].filename == __file__
+        assert torch.equal(measured, expected)
+        assert ("barycenter" in capfd.readouterr().err) == verbose
+    with raises(TypeError, "verbose"):
+        softdtw_barycenter(X, verbose=True, progress=True)
+    with raises(TypeError, "verbose:", "use_cuda:"):
+        softdtw_barycenter(X, verbose=True, use_cuda=True)
 
 
 def test_all_pairs_need_a_batch() -> None:
@@ -460,8 +497,18 @@ class TestBarycenter:
     def test_options(self) -> None:
         with raises(ValueError, "optimizer is 'sgd'", "'lbfgs'"):
             softdtw_barycenter(X, optimizer="sgd")
-        with raises(ValueError, "max_iter", "0"):
-            softdtw_barycenter(X, max_iter=0)
+        with raises(ValueError, "max_iter", "at least 0", "-1"):
+            softdtw_barycenter(X, max_iter=-1)
+        with raises(ValueError, "divergence is 'hard'", "'soft', 'sharp' or None"):
+            softdtw_barycenter(X, divergence="hard")
+        with raises(ValueError, "newton-cg", "divergence='sharp'", "optimizer='lbfgs'"):
+            softdtw_barycenter(X, divergence="sharp", optimizer="newton-cg")
+        with raises(TypeError, "callback", "callable", "3"):
+            softdtw_barycenter(X, callback=3)
+        with raises(ValueError, "bandwidth=1", "barycenter[0], X[0]", "lengths are 9 and 5"):
+            softdtw_barycenter(X, bandwidth=1, length=9)
+        with raises(ValueError, "dist is 'hamming'"):
+            softdtw_barycenter(X, dist="hamming")
         with raises(ValueError, "gamma"):
             softdtw_barycenter(X, gamma=0)
 
@@ -470,6 +517,47 @@ class TestBarycenter:
         broken[0, 2] = math.nan
         with raises(ValueError, "first iterate is nan", "NaN"):
             softdtw_barycenter(broken)
+
+
+class TestBarycenters:
+    def test_labels(self) -> None:
+        for labels in (
+            [0.0, 1.0],
+            torch.tensor([True, False]),
+            np.array(["a", "b"]),
+            [None, 1],
+            [[0], [1, 2]],
+        ):
+            with raises(TypeError, "labels", "integers"):
+                softdtw_barycenters(X, labels)
+        with raises(ValueError, "labels has shape (3,)", "(2,)"):
+            softdtw_barycenters(X, [0, 1, 0])
+        with raises(ValueError, "labels[1] is -1", "from 0"):
+            softdtw_barycenters(X, [0, -1])
+        with raises(ValueError, "labels[0] is 2", "from 0 to 1", "2 clusters"):
+            softdtw_barycenters(X, [2, 0], 2)
+        with raises(ValueError, "n_clusters", "at least 1"):
+            softdtw_barycenters(X, [0, 0], 0)
+
+    def test_empty_clusters(self) -> None:
+        with raises(ValueError, "clusters 0, 2 have no series of positive weight", "pass init"):
+            softdtw_barycenters(X, [1, 3])
+        with raises(ValueError, "clusters 1 have no series of positive weight"):
+            softdtw_barycenters(X, [0, 1], weights=[1.0, 0.0])
+
+    def test_init(self) -> None:
+        with raises(ValueError, "init has shape (5, 3)", "(2, L, 3)"):
+            softdtw_barycenters(X, [0, 1], init=torch.zeros(5, 3))
+        with raises(ValueError, "init has shape (3, 5, 3)", "(2, L, 3)"):
+            softdtw_barycenters(X, [0, 1], 2, init=torch.zeros(3, 5, 3))
+        with raises(TypeError, "init", "(2, L, 3)", "ndarray"):
+            softdtw_barycenters(X, [0, 1], init=np.zeros((2, 5, 3)))
+
+    def test_broken_numbers(self) -> None:
+        broken = X.clone()
+        broken[1, 2] = math.nan
+        with raises(ValueError, "first iterate of cluster 0 is nan", "NaN"):
+            softdtw_barycenters(broken, [1, 0])
 
 
 class TestOmega:
@@ -616,12 +704,19 @@ def test_a_band_wider_than_any_series_is_none(bandwidth: float, length: int) -> 
     assert torch.equal(value, softdtw(x.detach(), y, bandwidth=2 * length))
 
 
-@pytest.mark.parametrize("value", [1, "yes", 0.5, torch.tensor(True, dtype=torch.bool).repeat(2)])
+@pytest.mark.parametrize("value", [2, -1, "yes", 0.5, 1.0, torch.tensor(True, dtype=torch.bool).repeat(2)])
 @pytest.mark.parametrize("name", ["fused", "normalize"])
 def test_flags_are_flags(name: str, value: object) -> None:
     for call in (lambda **k: softdtw(X, Y, **k), lambda **k: softdtw_cdist(X, Y, **k), SoftDTW):
         with raises(TypeError, name, "True or False"):
             call(**{name: value})
+
+
+def test_flags_may_be_one_and_zero() -> None:
+    for one, zero in ((1, 0), (np.int64(1), np.int64(0))):
+        assert torch.equal(softdtw(X, Y, normalize=one), softdtw(X, Y, normalize=True))
+        assert torch.equal(SoftDTW(normalize=zero, fused=one)(X, Y), softdtw(X, Y, normalize=False))
+    assert "normalize=True" in repr(SoftDTW(normalize=1))
 
 
 def test_flags_may_be_numpys() -> None:
@@ -652,8 +747,9 @@ class TestBarycenterOptions:
         for wrong in (2.5, "5", True, [3]):
             with raises(TypeError, name, "an integer"):
                 softdtw_barycenter(X, **{name: wrong})
-        with raises(ValueError, name, "at least 1"):
-            softdtw_barycenter(X, **{name: 0})
+        least = 0 if name == "max_iter" else 1
+        with raises(ValueError, name, f"at least {least}"):
+            softdtw_barycenter(X, **{name: least - 1})
 
     @pytest.mark.parametrize("name", ["lr", "tol"])
     def test_numbers(self, name: str) -> None:

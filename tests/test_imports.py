@@ -46,7 +46,7 @@ def test_import_loads_no_backend() -> None:
         print(*sorted(set(sys.modules) - before))
     """).split()
     assert "softdtw_cuda" in loaded
-    for heavy in ("numba", "llvmlite", "cuda", "cuda.core", "matplotlib", "scipy"):
+    for heavy in ("numba", "llvmlite", "cuda", "cuda.core", "matplotlib", "scipy", "sklearn"):
         assert heavy not in loaded
     assert "softdtw_cuda._cpu.launch" not in loaded
     assert "softdtw_cuda._cuda.launch" not in loaded
@@ -157,6 +157,19 @@ def test_without_numba_it_compiles() -> None:
 
 def test_without_cuda_core_the_cpu_works() -> None:
     assert python(TRAIN, blocked=("cuda", "cuda.core", "cuda.bindings")) == python(TRAIN)
+
+
+def test_without_scikit_learn_the_estimators_say_what_is_missing() -> None:
+    output = python(
+        """
+        try:
+            import softdtw_cuda.estimators
+        except ImportError as error:
+            print(error)
+        """,
+        blocked=("sklearn",),
+    )
+    assert "pip install 'softdtw-cuda-torch[sklearn]'" in output
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Soft-DTW for PyTorch: accurate gradients in float32, no N x M table, on CPU and CUDA."""
 
 from ._series import gamma_heuristic
-from .barycenters import BarycenterInfo, softdtw_barycenter
+from .barycenters import BarycenterInfo, softdtw_barycenter, softdtw_barycenters
 from .functional import (
     softdtw,
     softdtw_alignment,
@@ -25,6 +25,7 @@ __all__ = [
     "softdtw",
     "softdtw_alignment",
     "softdtw_barycenter",
+    "softdtw_barycenters",
     "softdtw_cdist",
     "softdtw_divergence",
     "softdtw_entropy",

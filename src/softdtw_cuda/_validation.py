@@ -12,6 +12,7 @@ import math
 import numbers
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar, cast
 
@@ -33,12 +34,14 @@ _INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.
 
 
 def check_gamma(gamma: SupportsFloat) -> float:
-    """gamma as a positive, finite Python float."""
+    """gamma as a positive, finite Python float; of a tensor of one element, its number without a gradient."""
     if type(gamma) is not float:
+        if isinstance(gamma, Tensor):
+            gamma = _number_in(gamma)
         if isinstance(gamma, bool) or not isinstance(gamma, numbers.Real):
             raise TypeError(
                 f"gamma must be a real number, got {type(gamma).__name__}; pass a Python float such as "
-                "gamma=1.0 (for a tensor, gamma.item())."
+                "gamma=1.0."
             )
         try:
             gamma = float(gamma)
@@ -50,6 +53,15 @@ def check_gamma(gamma: SupportsFloat) -> float:
             "close to DTW, for DTW itself (gamma = 0) there is no gradient."
         )
     return gamma
+
+
+def _number_in(gamma: Tensor) -> SupportsFloat:
+    if gamma.numel() != 1:
+        raise ValueError(
+            f"gamma is a tensor of shape {tuple(gamma.shape)}, expected one number for the whole batch; pass "
+            "a Python float such as gamma=1.0."
+        )
+    return cast("SupportsFloat", gamma.detach().item())
 
 
 def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
@@ -77,24 +89,28 @@ def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
 
 
 def check_flag(name: str, value: object) -> bool:
-    """A bool, Python's or NumPy's."""
+    """A bool, Python's or NumPy's, or 1 or 0."""
     if value is True or value is False:
         return value
+    if isinstance(value, numbers.Integral) and value in (0, 1):
+        return bool(value)
     if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r}; pass a bool.")
 
 
-def check_count(name: str, value: object) -> int:
-    """An integer of at least 1."""
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """An integer of at least 1, or of another least number."""
     try:
         if isinstance(value, (bool, Tensor)):
             raise TypeError
         count = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}; pass a whole number from 1 on.") from None
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}.")
+        raise TypeError(
+            f"{name} must be an integer, got {value!r}; pass a whole number from {least} on."
+        ) from None
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {count}.")
     return count
 
 
@@ -395,7 +411,27 @@ def check_queries(
     return _check_sets(queries, database, gamma, bandwidth, dist, fused, lengths, names)
 
 
-_LENGTHS_OF = {"x": "x_lengths", "y": "y_lengths", "queries": "query_lengths", "database": "database_lengths"}
+def check_averages(
+    averages: Tensor,
+    X: Tensor,
+    gamma: float,
+    bandwidth: int | None,
+    dist: str | DistanceFunction,
+    fused: bool | None,
+    lengths: Lengths | None,
+) -> Problem:
+    """The problem of averages (k, L, D) with the series X (K, N, D) that they are of."""
+    return _check_sets(averages, X, gamma, bandwidth, dist, fused, (None, lengths), ("barycenter", "X"))
+
+
+_LENGTHS_OF = {
+    "x": "x_lengths",
+    "y": "y_lengths",
+    "queries": "query_lengths",
+    "database": "database_lengths",
+    "barycenter": "length",
+    "X": "lengths",
+}
 
 
 def _check_sets(
@@ -770,19 +806,25 @@ def _with_batch_axis(name: str, tensor: object, batch: int, batched: bool, devic
 _MIGRATION = {
     "use_cuda": "leave it out: the tensors' device decides",
     "dist_func": "pass it as dist=",
-    "verbose": "leave it out; softdtw_barycenter alone shows progress, with progress=True",
+    "verbose": "leave it out; softdtw_barycenter shows its progress, with progress=True",
     "device": "leave it out: the tensors' device decides",
     "n_jobs": "torch.set_num_threads sets the number of threads",
     "sakoe_chiba_radius": "pass it as bandwidth=",
     "lengths": "pass x_lengths= and y_lengths=",
 }
 
+_FORMER_NAMES = {"verbose": "progress"}
+"""What the paper's library called an argument that has the same meaning here."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds to Python's error for a wrong argument what other libraries' users have to change."""
+    """Adds to Python's error for a wrong argument what other libraries' users have to change.
+
+    A former name is taken for the present one, with a warning.
+    """
 
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -792,7 +834,16 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
             # Raised by the call itself, not inside it.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            unknown = kwargs.keys() - inspect.signature(function).parameters.keys()
+            known = inspect.signature(function).parameters.keys()
+            unknown = kwargs.keys() - known
+            for former, name in _FORMER_NAMES.items():
+                if unknown == {former} and name in known and name not in kwargs:
+                    warnings.warn(
+                        f"{function.__name__}: {former}= is deprecated, pass {name}= instead.",
+                        DeprecationWarning,
+                        stacklevel=2,
+                    )
+                    return function(*args, **{name: kwargs.pop(former), **kwargs})  # type: ignore[arg-type]
             hints = [f"{name}: {_MIGRATION[name]}" for name in _MIGRATION if name in unknown]
             if re.search("positional arguments? but", str(error)):
                 hints.append("options are passed by name, for example gamma=0.1")

@@ -45,6 +45,7 @@ def softdtw(
         y: (B, M, D), or (M, D). N and M may differ. One of x, y may have batch size 1: it is compared with
             every series of the other and not copied.
         gamma: temperature, greater than 0. Small values come close to DTW, large ones blur the alignment.
+            A tensor of one element is read as its number: it gets no gradient, and a GPU is waited for.
         bandwidth: Sakoe-Chiba radius: only cells with |i - j| <= bandwidth are visited. None for no band.
         normalize: return the divergence, see :func:`softdtw_divergence`.
         dist: "sqeuclidean", "euclidean", "cityblock", "cosine", or a callable (x, y) -> (B, N, M) of
@@ -123,8 +124,8 @@ def softdtw_divergence(
     if kind == "soft":
         value = divergence(problem)
     else:
-        function = _sharp if kind == "sharp" else _mean_cost
-        selves = [0.5 * function(_with_itself(problem, first)) for first in (True, False)]
+        function = sharp if kind == "sharp" else _mean_cost
+        selves = [0.5 * function(with_itself(problem, first)) for first in (True, False)]
         value = function(problem) - selves[0] - selves[1]
     return value if batched else value[0]
 
@@ -209,7 +210,7 @@ def softdtw_sharp(
         >>> softdtw_sharp(x, y, gamma=0.1).mean().backward()
     """
     problem, batched = check_series(x, y, gamma, bandwidth, dist, None, x_lengths, y_lengths)
-    value = _sharp(problem)
+    value = sharp(problem)
     return value if batched else value[0]
 
 
@@ -252,7 +253,7 @@ def softdtw_entropy(
     assert problem.y is not None
     wide = problem._replace(x=problem.x.double(), y=problem.y.double())
     value = _autograd.values(wide)
-    entropy = (_sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / gamma
+    entropy = (sharp(wide) - value.masked_fill(value == math.inf, math.nan)) / problem.gamma
     entropy = entropy.to(problem.value_dtype)
     return entropy if batched else entropy[0]
 
@@ -358,7 +359,7 @@ def dilate_terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return _autograd.values(problem), squares / (n * m)
 
 
-def _sharp(problem: Problem) -> Tensor:
+def sharp(problem: Problem) -> Tensor:
     """(B,) expected costs <E, C> under the costs themselves."""
     problem = _autograd.with_source(problem)
     kind = "matrix" if problem.y is None else "features"
@@ -375,7 +376,7 @@ def _mean_cost(problem: Problem) -> Tensor:
     return _autograd.expected(uniform, Direction(kind, problem.x, problem.y))[0]
 
 
-def _with_itself(problem: Problem, first: bool) -> Problem:
+def with_itself(problem: Problem, first: bool) -> Problem:
     """The problem of each series of the `first` or second side with itself."""
     assert problem.y is not None
     series, lengths = (problem.x, problem.x_lengths) if first else (problem.y, problem.y_lengths)
@@ -386,7 +387,7 @@ def _with_itself(problem: Problem, first: bool) -> Problem:
 
 def half_self(problem: Problem, first: bool) -> Tensor:
     """sdtw(x, x) / 2 for each series x of the problem's `first` or second side."""
-    problem = _with_itself(problem, first)
+    problem = with_itself(problem, first)
     # In forward mode a tangent has both sides.
     if not problem.metric.is_named or in_forward_mode():
         return 0.5 * _autograd.values(problem)

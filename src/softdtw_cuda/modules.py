@@ -99,7 +99,7 @@ class SoftDTW(nn.Module):
 
     def extra_repr(self) -> str:
         dist = self.dist if isinstance(self.dist, str) else name_of(self.dist)
-        options = [f"gamma={self.gamma:g}"]
+        options = [f"gamma={check_gamma(self.gamma):g}"]
         if self.bandwidth is not None:
             options.append(f"bandwidth={self.bandwidth}")
         if self.normalize:
@@ -160,4 +160,4 @@ class DilateLoss(nn.Module):
         return _reduce(value if batched else value[0], self.reduction)
 
     def extra_repr(self) -> str:
-        return f"alpha={self.alpha:g}, gamma={self.gamma:g}, reduction={self.reduction!r}"
+        return f"alpha={self.alpha:g}, gamma={check_gamma(self.gamma):g}, reduction={self.reduction!r}"

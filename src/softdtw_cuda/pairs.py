@@ -222,9 +222,9 @@ def pair_values(
     whole = torch.compiler.is_compiling() or in_transform()
     if problem.fused:  # embedded once, not for every pair
         problem = with_embedding(problem)
-        part = count if whole else _pairs_at_a_time(problem, records, limit)
+        part = count if whole else pairs_at_a_time(problem, records, limit)
         return _autograd.pair_values(problem, count, part, pairs_of)
-    part = count if whole else _pairs_at_a_time(problem, records, limit)
+    part = count if whole else pairs_at_a_time(problem, records, limit)
 
     def part_values(x: Tensor, y: Tensor, start: int) -> Tensor:
         pairs = pairs_of(start, min(start + part, count))
@@ -237,7 +237,7 @@ def pair_values(
     )
 
 
-def _pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
+def pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
     """How many pairs fit into the limit."""
     assert problem.y is not None
     n, m, d = problem.n, problem.m, problem.x.shape[2]

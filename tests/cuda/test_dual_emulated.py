@@ -184,13 +184,33 @@ def test_a_small_card_has_shorter_checkpoints(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [Case("tangents", 2, 100, 90, 5), Case("features", 2, 70, 150, 0, bandwidth=90)], ids=str
-)
+def test_a_card_without_room_for_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All warps do one thing after the other there."""
+    card = config.Device(shared_bytes=166912, capability=(8, 0), processors=108)
+    monkeypatch.setattr(config, "weakest_device", lambda: card)
+    kernel = dual_kernel(False, "tangents", F32)
+    assert kernel is not None
+    assert not kernel.pipelined
+    assert kernel.checkpoint == 64
+    case = Case("tangents", 2, 100, 190, 5)
+    arguments = given(case)
+    assert_within_budget(case, solve(dual, *arguments), arguments, _Blurred(monkeypatch))
+
+
+RACES = [
+    Case("tangents", 2, 100, 90, 5),
+    Case("features", 2, 70, 150, 0, bandwidth=90),
+    Case("tangents", 1, 170, 330, 2, gamma=0.1),  # strips that begin late and end early
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RACES, ids=str)
 def test_no_races_and_one_answer(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order of lanes and blocks, with stores that become visible late."""
+    """In any order of lanes and blocks, with stores that become visible late, wherever a strip begins."""
     answers = []
     for seed in range(3):
+        monkeypatch.setattr(dual, "start_lag_of", lambda _, lag=1 + seed: lag)
         gpu = EmulatedGpu(seed, races=True, relaxed=seed % 2 == 1, resident=1 + seed)
         monkeypatch.setattr(launch, "gpu", gpu)
         answers.append(solve(dual, *given(case)))

@@ -80,8 +80,9 @@ class Case:
     def plan(self) -> config.Plan:
         if not self.d:
             return config.choose(True, 1, self.dtype, self.bandwidth >= 0, self.n <= 32, True, self.device)
+        many = self.batch >= config.PAIRS_PER_PROCESSOR * self.device.processors
         return config.choose(
-            False, self.d, self.dtype, self.bandwidth >= 0, self.n <= 32, self.aligned, self.device
+            False, self.d, self.dtype, self.bandwidth >= 0, self.n <= 32, self.aligned, self.device, many
         )
 
     def kernels(self) -> Iterator[tuple[Kernel, bool, tuple[int, int]]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from softdtw_cuda._cuda import config
+from softdtw_cuda._cuda import config, config_dual
 from softdtw_cuda._cuda.compile import compile_source
 from softdtw_cuda._cuda.config import (
     BACKWARD,
@@ -97,9 +97,9 @@ def name_of(value: object) -> str:
 def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
     if kernel.source != config.TILED:
-        forward = 16 if kernel.wide or device.capability >= (10, 0) else 20
+        forward = 8 if kernel.wide else 16 if device.capability >= (10, 0) else 20
         if kernel.source == config.MATRIX:
-            return 12
+            return 12 if device.capability >= (9, 0) else 10
         if kernel.source == config.PAIR:
             return 16 if part == FORWARD else 8
         return {FORWARD: forward, BACKWARD: 4, RERUN: 2, FORWARD_BACKWARD: 4}[part]
@@ -122,6 +122,32 @@ def test_it_compiles_within_limits(compilations: Compilations, architecture: str
         assert registers * threads <= REGISTERS_OF_A_PROCESSOR, used
         assert used.spilled == 0, used
         assert used.stack == 0, used
+        assert used.shared + kernel.shared(part) <= device.shared_bytes, used
+
+
+def dual_wanted() -> Iterator[tuple[str, config_dual.DualKernel]]:
+    """Second order: every kernel for one architecture, those with most registers for the rest."""
+    for architecture, device in ARCHITECTURES.items():
+        for kind, mode, double in itertools.product(config_dual.KINDS, (DIRECT, COST), (False, True)):
+            if kind == "tangents" and mode == COST:
+                continue
+            if architecture == "sm_90" or kind == "tangents" or ALL:
+                kernel = config_dual.choose(mode, kind, double, device)
+                if kernel is not None:
+                    yield architecture, kernel
+
+
+@pytest.mark.parametrize(("architecture", "kernel"), list(dual_wanted()), ids=str)
+def test_second_order_compiles_within_limits(
+    compilations: Compilations, architecture: str, kernel: config_dual.DualKernel
+) -> None:
+    device = ARCHITECTURES[architecture]
+    for part, blocks in zip(kernel.parts, kernel.blocks, strict=True):
+        _, usage = compilations[architecture, kernel, part].result()
+        used = usage[kernel.name(part)]
+        registers = (used.registers + 7) // 8 * 8
+        assert 0 < registers * kernel.threads(part) * blocks <= REGISTERS_OF_A_PROCESSOR, used
+        assert used.spilled == used.stack == 0, used
         assert used.shared + kernel.shared(part) <= device.shared_bytes, used
 
 

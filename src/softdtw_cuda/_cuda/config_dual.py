@@ -17,6 +17,10 @@ STRIP_ROWS = 32
 FORWARD_STEPS = 32
 """Steps that are made ready together in the forward."""
 WEIGHT_STRIDE, WEIGHT_MARGIN = 33, 3
+STRIP_BYTES = 48
+"""The kernels' Strip: eleven numbers and three flags."""
+PROGRESS_BYTES = 16
+"""What a strip of the backward publishes."""
 
 LARGE_SHARED = 98304
 """Shared memory of a block from which on a checkpoint may have 64 steps of float32."""
@@ -30,6 +34,8 @@ class DualKernel:
     kind: str
     double: bool
     checkpoint: int
+    pipelined: bool
+    """Warps of the backward have roles of their own, and buffers between them."""
     source = "dual"
     parts = (FORWARD, BACKWARD)
 
@@ -44,7 +50,11 @@ class DualKernel:
 
     def threads(self, part: str) -> int:
         """Of a block of one of `parts`."""
-        return 32 + 4 * FORWARD_STEPS if part == FORWARD else 4 * self.checkpoint
+        if part == FORWARD:
+            return 32 + 4 * FORWARD_STEPS
+        if not self.pipelined:
+            return 4 * self.checkpoint
+        return 2 * 32 + 4 * (self.checkpoint // 2) + 4 * self.checkpoint
 
     @property
     def real(self) -> int:
@@ -73,19 +83,23 @@ class DualKernel:
             row = 2 * 32 * (32 if self.double else 24)  # n, f, V and the derivative of R
             size = self._making(FORWARD_STEPS) + 2 * 1024 * self.entry + row + 4
         else:
-            steps, real = self.checkpoint, self.real
-            first = max(5 * steps * 32 * real, self._making(steps), self._slices(steps))
-            second = max(steps * 32 * self.entry, 4 * steps * 16 * real)
-            weights = 2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real
-            size = (first + 15) // 16 * 16 + (second + 15) // 16 * 16 + weights
-            size = (size + 15) // 16 * 16 if not self.double else (size + 7) // 8 * 8
-            size += steps * self.entry + 4 * steps * real + 8
+            steps, real, buffers = self.checkpoint, self.real, 2 if self.pipelined else 1
+            overlaid = sum if self.pipelined else max
+            making = self._making(steps // buffers)
+            work = overlaid((buffers * 5 * steps * 32 * real, making, self._slices(steps)))
+            cells = overlaid((steps * 32 * self.entry, 4 * steps * 16 * real))
+            weights = buffers * (2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real + 32 * 8)
+            align = 8 if self.double else 16
+            size = work + cells + (weights + align - 1) // align * align
+            size += steps * self.entry + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
         return (size + 15) // 16 * 16
 
     @property
     def blocks(self) -> tuple[int, int]:
         """Of the forward and of the backward that a processor has room for."""
-        return (3, 2) if not self.double else (2, 2)
+        if self.double:
+            return 1 if self.kind == "tangents" else 2, 2
+        return (3, 1) if self.pipelined else (2, 2)
 
     def defines(self) -> dict[str, int]:
         """Macros that the source expects."""
@@ -95,6 +109,7 @@ class DualKernel:
             "INPUT": INPUT_CODES[torch.float64 if self.double else torch.float32],
             "CHECKPOINT": self.checkpoint,
             "DIMS": self.dims,
+            "PIPELINED": int(self.pipelined),
             "FORWARD_SHARED": self.shared(FORWARD),
             "BACKWARD_SHARED": self.shared(BACKWARD),
             "FORWARD_BLOCKS": self.blocks[0],
@@ -130,23 +145,35 @@ class DualKernel:
 
 
 @functools.lru_cache(maxsize=256)
-def _choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | None:
+def choose(mode: int, kind: str, double: bool, device: Device) -> DualKernel | None:
+    """The kernel of a mode and a kind for a card; None where it has no room for one."""
     large = device.shared_bytes >= LARGE_SHARED
     if double and not large:
         return None
-    return DualKernel(mode, kind, double, 64 if large and not double else 32)
+    pipelined = DualKernel(mode, kind, double, 64, True)
+    if not double and pipelined.shared(BACKWARD) <= device.shared_bytes:
+        return pipelined
+    return DualKernel(mode, kind, double, 64 if large and not double else 32, False)
 
 
 def dual_kernel(is_cost: bool, kind: str, dtype: torch.dtype) -> DualKernel | None:
     """The kernel for problems and directions of this kind; None where a card has no room for it."""
-    return _choose(COST if is_cost else DIRECT, kind, dtype == torch.float64, config.weakest_device())
+    return choose(COST if is_cost else DIRECT, kind, dtype == torch.float64, config.weakest_device())
+
+
+def start_lag_of(batch: int) -> int:
+    """A strip of the backward begins where the one so many before it in the walk found alignment weight.
+
+    See `config.start_lag_of`: the fewer, the less is done for nothing.
+    """
+    return 1 if batch >= config.weakest_device().processors else 2
 
 
 @dataclass(frozen=True)
 class DualLayout:
-    """Offsets into the state, in bytes: [counters | finished | hand-off rows | pairs]."""
+    """Offsets into the state, in bytes: [counters | progress of strips | hand-off rows | pairs]."""
 
-    finished: int
+    progress: int
     rows: int
     row_bytes: int
     scratch: int
@@ -158,10 +185,10 @@ class DualLayout:
 
 def layout_of(kernel: DualKernel, batch: int, n: int, m: int, bandwidth: int, save: bool) -> DualLayout:
     """Where everything lies; sizes may be symbolic."""
-    finished = 16
-    rows = (finished + batch * kernel.strips(n) * 4 + 15) // 16 * 16
+    progress = 16
+    rows = progress + batch * kernel.strips(n) * PROGRESS_BYTES
     row_bytes = m * 16 * (4 if kernel.double else 3)
     scratch = rows + batch * row_bytes
     pairs = (scratch + 127) // 128 * 128
     pair_bytes = kernel.pair_bytes(n, m, bandwidth) if save else 0
-    return DualLayout(finished, rows, row_bytes, scratch, pairs, pair_bytes, pairs + batch * pair_bytes)
+    return DualLayout(progress, rows, row_bytes, scratch, pairs, pair_bytes, pairs + batch * pair_bytes)

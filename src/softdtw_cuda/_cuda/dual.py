@@ -16,7 +16,7 @@ from .._problem import Direction, Problem
 from .._torch_compat import materialized
 from . import launch
 from .config import BACKWARD, FORWARD
-from .config_dual import DualKernel, DualLayout, dual_kernel, layout_of
+from .config_dual import DualKernel, DualLayout, dual_kernel, layout_of, start_lag_of
 from .params import DualParams
 
 
@@ -60,6 +60,7 @@ class _Call:
         p.bandwidth = min(bandwidth, n + m) if bandwidth >= 0 else n + m
         p.strips, p.checkpoints = kernel.strips(n), kernel.checkpoints(m, bandwidth)
         p.bound_columns = kernel.bound_columns(m, bandwidth)
+        p.start_lag = start_lag_of(batch)
         p.scale, p.unscale = math.log2(math.e) / problem.gamma, problem.gamma * math.log(2.0)
         p.inverse_gamma = 1.0 / problem.gamma
         p.x_stride, p.y_stride, p.a_stride, p.b_stride = map(_stride, (self.x, self.y, self.a, self.b))
@@ -77,7 +78,7 @@ class _Call:
         """Launches a pass on the state `buffer`."""
         p, base = self.params, buffer.data_ptr()
         p.tickets, p.other_tickets = base, base + 4
-        p.finished, p.rows = base + self.layout.finished, base + self.layout.rows
+        p.progress, p.rows = base + self.layout.progress, base + self.layout.rows
         p.states = base + self.layout.pairs
         p.bounds = p.states + self.states_bytes
         with launch.gpu.queue(device) as queue:

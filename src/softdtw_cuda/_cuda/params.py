@@ -59,13 +59,13 @@ Quicker than one by one."""
 _DUAL_POINTERS = (
     *("x", "y", "a", "b", "x_lengths", "y_lengths", "pairs", "grad", "value", "dot"),
     *("grad_x", "grad_y", "grad_a", "grad_b"),
-    *("states", "bounds", "rows", "finished", "tickets", "other_tickets"),
+    *("states", "bounds", "rows", "progress", "tickets", "other_tickets"),
 )
 _DUAL_LONGS = ("x_stride", "y_stride", "a_stride", "b_stride", "pair_bytes", "row_bytes", "grad_stride")
 _DUAL_DOUBLES = ("scale", "unscale", "inverse_gamma")
 _DUAL_INTS = (
     *("batch", "n", "m", "d", "f", "x_count", "y_count", "bandwidth", "strips", "checkpoints"),
-    *("bound_columns", "blocks", "save", "whole_units"),
+    *("bound_columns", "blocks", "save", "start_lag", "whole_units"),
 )
 
 

@@ -4,9 +4,9 @@
 // from global to shared memory; distances are sums of squared differences, which keep every digit of nearly equal series.
 #pragma once
 
-// A slice of rows of features. Units of four move around in a row, so that lanes two rows apart meet no bank twice.
+// A slice of rows of features. Units of four move around in a row, so that lanes four rows apart meet no bank twice.
 #define UNITS (DIMS / 4)
-DEVICE i32 unit_at(i32 row, i32 unit) { return row * DIMS + 4 * ((unit + (row >> 1)) & (UNITS - 1)); }
+DEVICE i32 unit_at(i32 row, i32 unit) { return row * DIMS + 4 * ((unit + (row >> 2)) & (UNITS - 1)); }
 struct alignas(16) Four { real v[4]; };
 DEVICE Four four_at(const real* slice, i32 row, i32 unit) { return *(const Four*)(slice + unit_at(row, unit)); }
 
@@ -53,11 +53,27 @@ template <int STEPS> struct CostShared {
 #endif
 };
 
-// A thread has rows `row` and row + 1, and of each four steps: [i][k] is row i at step `step` + k of the chunk.
-struct Cells { i32 row, step; };
-DEVICE Cells cells_of(i32 thread) {
+// Two lanes have four rows and of each four steps: each sums every other unit of the features, then keeps two of the rows.
+// Four loads of rows and seven of columns are for sixteen cells, so that arithmetic and not shared memory is the limit.
+struct Cells { i32 row, step; };  // first row and first step
+DEVICE Cells shared_cells_of(i32 thread) {
   const i32 lane = thread & 31, warp = thread >> 5;
-  return Cells{2 * ((warp & 3) * 4 + (lane >> 3)), 4 * ((warp >> 2) * 8 + (lane & 7))};
+  return Cells{4 * ((warp & 3) * 2 + ((lane >> 3) & 1)), 4 * ((warp >> 2) * 8 + (lane & 7))};
+}
+DEVICE i32 half_of(i32 thread) { return (thread >> 4) & 1; }
+// The rows that are kept: two of them, [i][k] is row i at step `step` + k of the chunk.
+DEVICE Cells cells_of(i32 thread) {
+  const Cells both = shared_cells_of(thread);
+  return Cells{both.row + 2 * half_of(thread), both.step};
+}
+// What both lanes found.
+DEVICE void join_halves(real (&to)[2][4], const real (&own)[4][4], i32 thread) {
+  const bool second = half_of(thread);
+  UNROLL for (int i = 0; i < 2; i++)
+    UNROLL for (int k = 0; k < 4; k++) {
+      const real other = from_lane_xor(second ? own[i][k] : own[i + 2][k], 16);
+      to[i][k] = (second ? own[i + 2][k] : own[i][k]) + other;
+    }
 }
 // Slices of both sides of a chunk, by 4 * STEPS threads.
 template <int STEPS> struct FetchedPair {
@@ -75,62 +91,71 @@ template <int STEPS> DEVICE void put_pair(Slices<STEPS>& slices, const FetchedPa
   put_slice(slices.left, from.left, thread);
   put_slice(slices.right, from.right, thread);
 }
-template <int STEPS> DEVICE void differences(Four (&to)[2][4], const Slices<STEPS>& slices, const Cells& cells, i32 unit) {
-  const Four above = four_at(slices.left, cells.row, unit), below = four_at(slices.left, cells.row + 1, unit);
-  const i32 column = cells.step - cells.row + 30;  // of the lower row
-  UNROLL for (int k = 0; k < 5; k++) {
-    const Four right = four_at(slices.right, column + k, unit);
-    UNROLL for (int c = 0; c < 4; c++) {
-      if (k < 4) to[1][k < 4 ? k : 0].v[c] = below.v[c] - right.v[c];
-      if (k > 0) to[0][k > 0 ? k - 1 : 0].v[c] = above.v[c] - right.v[c];
+// One unit's part of the sums: squared distances of the series; with TANGENT their products with those of the tangents.
+template <bool TANGENT, int STEPS>
+DEVICE void add_unit(real (&cost)[4][4], real (&omega)[4][4], const CostShared<STEPS>& shared, const Cells& cells, i32 unit) {
+  // Rows and columns begin at multiples of four, of which units lie alike: three addresses are enough.
+  const i32 first = cells.step - cells.row + 28;  // the column of the last row at the first step
+  const i32 row_at = unit_at(cells.row, unit), near_at = unit_at(first, unit), far_at = unit_at(first + 4, unit) - 4 * DIMS;
+  Four left[4], left_change[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    left[i] = *(const Four*)(shared.series.left + row_at + i * DIMS);
+#if KIND == TANGENTS
+    if (TANGENT) left_change[i] = *(const Four*)(shared.tangents.left + row_at + i * DIMS);
+#endif
+  }
+  UNROLL for (int column = 0; column < 7; column++) {
+    const i32 at = (column < 4 ? near_at : far_at) + column * DIMS;
+    const Four right = *(const Four*)(shared.series.right + at);
+    Four right_change = {};
+#if KIND == TANGENTS
+    if (TANGENT) right_change = *(const Four*)(shared.tangents.right + at);
+#endif
+    UNROLL for (int i = 0; i < 4; i++) {
+      const int k = column + i - 3;
+      if (k < 0 || k > 3) continue;
+      real v[4];
+      UNROLL for (int c = 0; c < 4; c++) v[c] = left[i].v[c] - right.v[c];
+      // Four at a time: a sum of few terms of one size rounds less than one term after the other does.
+      cost[i][k & 3] += multiply_add(v[3], v[3], multiply_add(v[2], v[2], multiply_add(v[1], v[1], v[0] * v[0])));
+      if (TANGENT)
+        UNROLL for (int c = 0; c < 4; c++)
+          omega[i][k & 3] = multiply_add(v[c], left_change[i].v[c] - right_change.v[c], omega[i][k & 3]);
     }
   }
 }
-// Sums over features: squared distances of the series; with TANGENT their products with the differences of the tangents.
+// Slices of series and tangents are fetched together, so that their latencies overlap; from compute capability 10.0 on that would
+// spill registers of the backward.
+#define FETCH_TOGETHER (__CUDA_ARCH__ < 1000)
 template <bool TANGENT, int STEPS>
 DEVICE void add_slices(real (&cost)[2][4], real (&omega)[2][4], CostShared<STEPS>& shared, const Params& p, const Strip& s, const element* left,
                        const element* right, i32 d, i32 base, u32 barrier, i32 thread) {
-  const Cells cells = cells_of(thread);
+  const Cells cells = shared_cells_of(thread);
+  real costs[4][4] = {}, omegas[4][4] = {};
   for (i32 first = 0; first < d; first += DIMS) {
     const i32 units = units_of(d, first);
     {
       const FetchedPair<STEPS> series = fetch_pair<STEPS>(p, s, left, right, base, d, first, thread);
-#if KIND == TANGENTS
+#if KIND == TANGENTS && FETCH_TOGETHER
       const FetchedPair<STEPS> tangents = fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread);
 #endif
       group_barrier(barrier, 4 * STEPS);
       put_pair(shared.series, series, thread);
-#if KIND == TANGENTS
+#if KIND == TANGENTS && FETCH_TOGETHER
       put_pair(shared.tangents, tangents, thread);
 #endif
-      group_barrier(barrier, 4 * STEPS);
     }
-    real cost_part[2][4] = {}, omega_part[2][4] = {};
-    UNROLL_BY(1) for (i32 unit = 0; unit < units; unit++) {
-      Four difference[2][4];
-      differences(difference, shared.series, cells, unit);
-      UNROLL for (int i = 0; i < 2; i++)
-        UNROLL for (int k = 0; k < 4; k++) {
-          // Four at a time: a sum of few terms of one size rounds less than one term after the other does.
-          const real* v = difference[i][k].v;
-          cost_part[i][k] += multiply_add(v[0], v[0], v[1] * v[1]) + multiply_add(v[2], v[2], v[3] * v[3]);
-        }
-#if KIND == TANGENTS
-      if (TANGENT) {
-        Four change[2][4];
-        differences(change, shared.tangents, cells, unit);
-        UNROLL for (int i = 0; i < 2; i++)
-          UNROLL for (int k = 0; k < 4; k++)
-            UNROLL for (int c = 0; c < 4; c++)
-              omega_part[i][k] = multiply_add(difference[i][k].v[c], change[i][k].v[c], omega_part[i][k]);
-      }
+#if KIND == TANGENTS && !FETCH_TOGETHER
+    put_pair(shared.tangents, fetch_pair<STEPS>(p, s, a_of(p, s), b_of(p, s), base, d, first, thread), thread);
 #endif
-    }
+    group_barrier(barrier, 4 * STEPS);
+    UNROLL_BY(1) for (i32 unit = half_of(thread); unit < units; unit += 2) add_unit<TANGENT>(costs, omegas, shared, cells, unit);
+  }
+  join_halves(cost, costs, thread);
+  if (TANGENT) {
+    join_halves(omega, omegas, thread);
     UNROLL for (int i = 0; i < 2; i++)
-      UNROLL for (int k = 0; k < 4; k++) {
-        cost[i][k] += cost_part[i][k];
-        if (TANGENT) omega[i][k] += (real)2 * omega_part[i][k];
-      }
+      UNROLL for (int k = 0; k < 4; k++) omega[i][k] *= (real)2;
   }
 }
 

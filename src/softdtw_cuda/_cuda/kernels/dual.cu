@@ -6,6 +6,7 @@
 //   INPUT       FLOAT32 or FLOAT64, which is the type of everything, exponents excepted
 //   CHECKPOINT  steps from one saved state to the next
 //   DIMS        features that are in shared memory at a time
+//   PIPELINED   1 when the backward's warps have roles of their own
 #define LANE_ROWS 1
 #define SOURCE_NAME "dual"
 #include "primitives.cuh"
@@ -33,6 +34,7 @@ KERNEL THREADS_PER_BLOCK(FORWARD_THREADS, FORWARD_BLOCKS) dual_forward(GRID_CONS
 #endif
 #if HAS_PART(BACKWARD_PART)
 #include "gradients_dual.cuh"
+#include "schedule_dual.cuh"
 #include "backward_dual.cuh"
 KERNEL THREADS_PER_BLOCK(BACKWARD_THREADS, BACKWARD_BLOCKS) dual_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);

@@ -36,9 +36,17 @@ DEVICE void walk_forward(const Params& p, const Strip& s, ForwardShared& shared,
     warp_barrier();
     const Entry* entries = shared.entries[chunk & 1] + lane;
     UNROLL_BY(1) for (i32 half = 0; half < 32; half += 16) {
-      UNROLL_BY(4) for (i32 k = half; k < half + 16; k++) {
-        advance<true>(w, entries[k * 32], shared.top[k], [](const Shares&, real, real) {});
-        if (lane == last_lane) shared.bottom[k] = Above{w.current, w.v, w.total};
+      UNROLL_BY(1) for (i32 first = half; first < half + 16; first += GROUP_STEPS) {
+        Entry entry[GROUP_STEPS];
+        Above top[GROUP_STEPS];
+        UNROLL for (int k = 0; k < GROUP_STEPS; k++) {
+          entry[k] = entries[(first + k) * 32];
+          top[k] = shared.top[first + k];
+        }
+        UNROLL for (int k = 0; k < GROUP_STEPS; k++) {
+          advance<true>(w, entry[k], top[k], [](const Shares&, real, real) {});
+          if (lane == last_lane) shared.bottom[first + k] = Above{w.current, w.v, w.total};
+        }
       }
       renormalize(w);
     }

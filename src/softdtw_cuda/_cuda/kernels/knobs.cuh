@@ -32,7 +32,8 @@
 //   WIDE_FORWARD_BLOCKS                 wide                             8: the costs of eight steps need 200 registers
 //   PAIR_FORWARD_BLOCKS, PAIR_BACKWARD_BLOCKS                            others from 8 to 24 and from 6 to 12 were within
 //                                                                        3 %, or spilled
-//   MATRIX_FORWARD_BLOCKS, MATRIX_BACKWARD_BLOCKS                        registers for half of the next chunk's costs
+//   MATRIX_FORWARD_BLOCKS, MATRIX_BACKWARD_BLOCKS                        registers for half of the next chunk's costs; those of
+//                                                                        sm_80 spill with 12
 #pragma once
 
 #define SPILLS_EASILY (__CUDA_ARCH__ >= 1000)
@@ -45,8 +46,13 @@
 #define UNIVARIATE_BACKWARD_BLOCKS 4
 #define PAIR_FORWARD_BLOCKS 16
 #define PAIR_BACKWARD_BLOCKS 8
+#if __CUDA_ARCH__ >= 900
 #define MATRIX_FORWARD_BLOCKS 12
 #define MATRIX_BACKWARD_BLOCKS 12
+#else
+#define MATRIX_FORWARD_BLOCKS 10
+#define MATRIX_BACKWARD_BLOCKS 10
+#endif
 #define WIDE_FORWARD_BLOCKS 8
 #define WIDE_BACKWARD_BLOCKS 4
 #define WIDE_RERUN_BLOCKS 2

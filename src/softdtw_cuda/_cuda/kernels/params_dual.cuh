@@ -19,7 +19,7 @@ struct Params {
   u8* states;              // saved lane states, one per checkpoint of each strip
   u8* bounds;              // saved bottom row of each strip
   u8* rows;                // one hand-off row per pair, all ones at first
-  u32* finished;           // (B, strips) all ones at first; how far the backward of each strip has come
+  void* progress;          // (B, strips) all ones at first; how far the backward of each strip has come
   u32* tickets;            // one counter, all ones at first
   u32* other_tickets;      // a word that nobody reads
   i64 x_stride, y_stride;  // elements from one series to the next, 0 for a series that stands for all
@@ -39,5 +39,6 @@ struct Params {
   i32 bound_columns;       // columns kept of each bottom row
   i32 blocks;              // of the launch
   i32 save;                // forward: keep states and bounds
+  i32 start_lag;           // backward: a strip begins where the one so many before it in the walk found alignment weight
   i32 whole_units;         // features come in fours that are aligned to 16 bytes
 };

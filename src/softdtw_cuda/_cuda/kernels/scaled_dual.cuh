@@ -52,7 +52,7 @@ DEVICE real shifted(const Scaled& z, i64 m) {
 struct Terms { real up, left, diagonal, sum; i64 m; };  // of eq. (5), brought to the exponent m
 DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
   Terms t;
-  t.m = min_of3(up.n, left.n, diagonal.n);
+  t.m = min_of3(left.n, diagonal.n, up.n);  // what comes from the lane above comes last
   t.up = shifted(up, t.m);
   t.left = shifted(left, t.m);
   t.diagonal = shifted(diagonal, t.m);
@@ -64,9 +64,9 @@ DEVICE Scaled times(const Terms& t, const Weight& w) {  // eq. (6)
 }
 // A cell that no path reaches passes nothing on, but U and V of the cells around it must add up: see docs/math.md.
 DEVICE Shares shares_of(const Terms& t) {
-  if (t.sum == (real)0) return Shares{(real)0, (real)0, (real)1};
+  const bool reached = t.sum != (real)0;
 #if INPUT == FLOAT64
-  return Shares{t.up / t.sum, t.left / t.sum, t.diagonal / t.sum};
+  auto divided = [&](double term) { return term / t.sum; };
 #else
   // Divided exactly: a lone path must keep all of its weight.
   const float inverse = reciprocal_fast(t.sum);
@@ -74,8 +74,10 @@ DEVICE Shares shares_of(const Terms& t) {
     const float quotient = term * inverse;
     return multiply_add(multiply_add(-quotient, t.sum, term), inverse, quotient);
   };
-  return Shares{divided(t.up), divided(t.left), divided(t.diagonal)};
 #endif
+  // Selected, not branched to: a branch in every step of the walk takes longer than what it leaves out.
+  const Shares share{divided(t.up), divided(t.left), divided(t.diagonal)};
+  return Shares{reached ? share.up : (real)0, reached ? share.left : (real)0, reached ? share.diagonal : (real)1};
 }
 // The value of a path's sum: eq. (6) undone.
 DEVICE double value_of(const Scaled& z, double unscale) { return ((double)z.n - log2_exact((double)z.f)) * unscale; }

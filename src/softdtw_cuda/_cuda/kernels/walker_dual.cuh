@@ -47,6 +47,9 @@ template <bool TOTAL, class Keep> DEVICE void advance(Walker& w, const Entry& en
   w.current = times(t, Weight{entry.v, entry.n});
   w.above = up.z;
 }
+// Steps that are read from shared memory together, before any of them stores there: a store in between would hold every later
+// load back until its own value is known.
+#define GROUP_STEPS 4
 DEVICE void renormalize(Walker& w) {
   renormalize(w.current);
   renormalize(w.above);

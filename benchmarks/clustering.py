@@ -1,0 +1,236 @@
+"""All pairs and k-means beside aeon and tslearn, in one run on the same data; on a GPU the large jobs alone.
+
+    python -m benchmarks.clustering [--device cuda] [--write]
+
+The other libraries come with `pip install 'softdtw-cuda-torch[compare]'`, in an environment of its own; where
+one is missing its rows say so. k-means starts from the same centers everywhere and takes the same number of
+rounds; centers are compared by the same inertia, the sum of Soft-DTW to the nearest one in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from softdtw_cuda import softdtw_cdist
+from softdtw_cuda.estimators import SoftDTWKMeans
+
+from .worker import cpu_name
+
+RESULTS = Path(__file__).resolve().parent / "results"
+OWN = "softdtw_cuda"
+REPEATS = 3
+SLOW_S = 20.0
+"""Calls longer than this are measured once."""
+
+
+class Row(NamedTuple):
+    """One result: the least of some repeats, after a small problem that compiles."""
+
+    job: str
+    method: str
+    seconds: str
+    inertia: str
+    status: str
+
+
+class KMeansJob(NamedTuple):
+    """Series of `clusters` kinds."""
+
+    series: int
+    steps: int
+    clusters: int
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        return f"k-means, {self.series:,} of {self.steps} steps, k={self.clusters}, {self.rounds} rounds"
+
+    def data(self) -> np.ndarray:
+        return kinds(self.series, self.steps, self.clusters)
+
+
+PAIRS = (500, 140)
+K_MEANS = {
+    "cpu": [KMeansJob(100, 100, 4, 5)],
+    "cuda": [KMeansJob(300_000, 48, 10, 10), KMeansJob(115, 4000, 20, 10)],
+}
+SMALL = KMeansJob(12, 10, 2, 1)
+
+
+def kinds(count: int, steps: int, clusters: int, seed: int = 0) -> np.ndarray:
+    """(count, steps) float32: sums of three sines that a kind has in common, warped in time, with noise."""
+    random = np.random.default_rng(seed)
+    phases = random.uniform(0, 2 * np.pi, (clusters, 3))
+    kind = random.integers(clusters, size=count)
+    time_axis = np.linspace(0, 1, steps) ** random.uniform(0.8, 1.25, (count, 1))
+    waves = np.sin(2 * np.pi * time_axis[:, :, None] * np.array([1, 2, 3]) + phases[kind][:, None])
+    noisy: np.ndarray = waves.sum(2) + 0.2 * random.standard_normal((count, steps))
+    return noisy.astype(np.float32)
+
+
+def measure(call: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """The least seconds of a few calls, and what the last one returned."""
+    least = float("inf")
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        result = call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        least = min(least, time.perf_counter() - start)
+        if least > SLOW_S:
+            break
+    return least, result
+
+
+def pair_rows(shape: tuple[int, int]) -> Iterator[Row]:
+    """All pairs of one set, gamma = 1."""
+    x = kinds(*shape, clusters=5)
+    job = f"all pairs of {shape[0]:,} of {shape[1]} steps"
+    calls: dict[str, Callable[[np.ndarray], Callable[[], Any]]] = {
+        f"{OWN}, float32": lambda x: lambda: softdtw_cdist(x[:, :, None]),
+        f"{OWN}, float64": lambda x: lambda: softdtw_cdist(x[:, :, None].astype(np.float64)),
+        "tslearn, Soft-DTW": _tslearn_pairs,
+        "aeon, Soft-DTW": lambda x: _aeon_pairs(x, "soft_dtw_pairwise_distance"),
+        "aeon, DTW": lambda x: _aeon_pairs(x, "dtw_pairwise_distance"),
+    }
+    for method, prepare in calls.items():
+        try:
+            prepare(x[:8, :10])()
+            seconds, _ = measure(prepare(x), "cpu")
+        except ImportError as error:
+            yield Row(job, method, "", "", f"not installed: {error.name}")
+            continue
+        yield Row(job, method, f"{seconds:.4g}", "", "ok")
+
+
+def _tslearn_pairs(x: np.ndarray) -> Callable[[], Any]:
+    from tslearn.metrics import cdist_soft_dtw
+
+    series = x[:, :, None].astype(np.float64)
+    return lambda: cdist_soft_dtw(series, gamma=1.0, n_jobs=2)
+
+
+def _aeon_pairs(x: np.ndarray, name: str) -> Callable[[], Any]:
+    import aeon.distances
+
+    series = x[:, None].astype(np.float64)
+    return lambda: getattr(aeon.distances, name)(series, n_jobs=2)
+
+
+def k_means_rows(job: KMeansJob, device: str) -> Iterator[Row]:
+    """Plain Soft-DTW beside tslearn, which has no other; on a GPU the divergence from k-means++ starts."""
+    x = job.data()
+    if device == "cuda":
+        for normalize in (True, False):
+
+            def fit(job: KMeansJob, normalize: bool = normalize) -> SoftDTWKMeans:
+                model = SoftDTWKMeans(
+                    job.clusters,
+                    max_iter=job.rounds,
+                    tol=0,
+                    normalize=normalize,
+                    random_state=0,
+                    device=device,
+                )
+                return model.fit(job.data() if job is SMALL else x)
+
+            fit(SMALL)
+            seconds, model = measure(partial(fit, job), device)
+            measured = "divergence" if normalize else "Soft-DTW"
+            status = "ok" if model.n_iter_ == job.rounds else f"ok, {model.n_iter_} rounds"
+            yield Row(job.name, f"{OWN}, {measured}", f"{seconds:.4g}", f"{model.inertia_:.8g}", status)
+        return
+    fits: dict[str, Callable[[np.ndarray, KMeansJob], Any]] = {OWN: _own_k_means, "tslearn": _tslearn_k_means}
+    for method, fit_centers in fits.items():
+        try:
+            fit_centers(SMALL.data(), SMALL)
+            seconds, centers = measure(partial(fit_centers, x, job), device)
+        except ImportError as error:
+            yield Row(job.name, method, "", "", f"not installed: {error.name}")
+            continue
+        inertia = softdtw_cdist(x[:, :, None].astype(np.float64), centers.astype(np.float64)).min(1).sum()
+        yield Row(job.name, method, f"{seconds:.4g}", f"{inertia:.8g}", "ok")
+
+
+def _own_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
+    model = SoftDTWKMeans(
+        job.clusters, init=x[: job.clusters], max_iter=job.rounds, tol=0, normalize=False, device="cpu"
+    )
+    centers: np.ndarray = model.fit(x).cluster_centers_[:, :, None]
+    return centers
+
+
+def _tslearn_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
+    from tslearn.clustering import TimeSeriesKMeans
+
+    series = x[:, :, None].astype(np.float64)
+    model = TimeSeriesKMeans(
+        job.clusters, metric="softdtw", init=series[: job.clusters], max_iter=job.rounds, tol=0, n_jobs=2
+    )
+    centers: np.ndarray = model.fit(series).cluster_centers_
+    return centers
+
+
+def write(rows: list[Row], device: str, command: str) -> None:
+    """Replace the results of a device by those of this run."""
+    path = RESULTS / f"clustering-{device}.csv"
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    )
+    versions = [f"python {platform.python_version()}"]
+    for package in ("torch", "numba", "aeon", "tslearn"):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    origin = [datetime.date.today().isoformat(), name, "; ".join(versions), command]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*Row._fields, "date", "device", "versions", "command"])
+        writer.writerows([*row, *origin] for row in rows)
+    print(f"{len(rows)} rows written to {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="replace results/clustering-DEVICE.csv")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore", "h5py not installed")
+    rows: list[Row] = []
+
+    def show(row: Row) -> None:
+        rows.append(row)
+        result = f"{row.seconds:>8} s  inertia {row.inertia or '-'}" if row.seconds else ""
+        print(f"{row.job:48} {row.method:24} {result} {row.status}", flush=True)
+
+    if options.device == "cpu":
+        for row in pair_rows(PAIRS):
+            show(row)
+    for job in K_MEANS[options.device]:
+        for row in k_means_rows(job, options.device):
+            show(row)
+    if options.write:
+        chosen = "" if options.device == "cpu" else f" --device {options.device}"
+        write(rows, options.device, f"python -m benchmarks.clustering{chosen} --write")
+
+
+if __name__ == "__main__":
+    main()
