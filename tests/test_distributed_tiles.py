@@ -34,12 +34,14 @@ Answer = tuple[Any, ...]
 def jobs() -> dict[str, Callable[..., Answer]]:
     """Name to call; each takes further arguments, `out` for one."""
     x, y, x_lengths, y_lengths = data()
+    all_pairs: Any = distributed.cdist
+    neighbours: Any = distributed.knn
 
     def cdist(*sets: Any, **options: Any) -> Callable[..., Answer]:
-        return lambda **more: (distributed.cdist(*sets, gamma=0.3, **options, **more),)
+        return lambda **more: (all_pairs(*sets, gamma=0.3, **options, **more),)
 
     def knn(*sets: Any, **options: Any) -> Callable[..., Answer]:
-        return lambda **more: distributed.knn(*sets, 4, gamma=0.3, **options, **more)
+        return lambda **more: neighbours(*sets, 4, gamma=0.3, **options, **more)
 
     lengths = {"x_lengths": x_lengths, "y_lengths": y_lengths}
     return {
@@ -83,7 +85,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_have_the_bits_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
-    def counting(*sets: Any, **options: Any) -> Tensor:
+    def counting(*sets: Any, **options: Any) -> Any:
         counted.append(sets[0].shape[0])
         return softdtw_cdist(*sets, **options)
 
@@ -143,7 +145,7 @@ class TestFiles:
         (tmp_path / "d.npy.journal" / "finished-0.log").write_bytes(b"".join(lines[::2]))
         counted = []
 
-        def counting(*sets: Any, **options: Any) -> Tensor:
+        def counting(*sets: Any, **options: Any) -> Any:
             counted.append(1)
             return softdtw_cdist(*sets, **options)
 
@@ -189,7 +191,8 @@ class TestFiles:
 
     def test_a_write_that_fails_is_not_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """After an error the next fsync succeeds, though what was to be written out is lost."""
-        fsync, failed = os.fsync, []
+        fsync = os.fsync
+        failed: list[str] = []
         monkeypatch.setattr(distributed, "SECONDS_BETWEEN_FLUSHES", 0.0)
 
         def failing(handle: int) -> None:
@@ -261,7 +264,7 @@ class TestFiles:
         """Stopped at any rename or removal, nothing of the earlier job is taken for this one's."""
         self.run(tmp_path)
         for stop in range(5):
-            steps = []
+            steps: list[Any] = []
 
             def stopping(*given: Any, stop: int = stop, steps: list[Any] = steps, call: Any) -> Any:
                 steps.append(given)
@@ -291,6 +294,17 @@ class TestFiles:
         (tmp_path / "link").symlink_to(tmp_path)
         with pytest.raises(ValueError, match=r"out names .*v\.npy twice"):
             distributed.knn(x, y, 2, out=(tmp_path / "v.npy", tmp_path / "link" / "v.npy"))
+
+
+def test_other_bytes_of_a_page_are_left_alone(tmp_path: Path) -> None:
+    """Where a file may be read, too, NFS writes whole pages, with other machines' bytes as they were."""
+    fcntl = pytest.importorskip("fcntl")
+    output = _journal.Output(tmp_path / "d.npy", (4, 6), np.dtype(np.float32), np.nan)
+    with _journal.Journal([output], {}, 0) as journal:
+        journal.begin()
+        journal.open()
+        (file,) = journal._files
+        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
 
 
 def test_lengths() -> None:
@@ -355,7 +369,7 @@ def errors(rank: int, folder: str) -> dict[str, str]:
         other[3, 2] += odd
         return other
 
-    def breaking(*sets: Any, **options: Any) -> Tensor:
+    def breaking(*sets: Any, **options: Any) -> Any:
         calls.append(1)
         if odd and len(calls) > 5:
             raise MemoryError
@@ -369,7 +383,7 @@ def errors(rank: int, folder: str) -> dict[str, str]:
     note("sizes", lambda: distributed.knn(x[: 29 - odd], y, 2))
     note("content", lambda: distributed.cdist(x, changed(), out=f"{folder}/content.npy"))
     note("lock", lambda: distributed.cdist(x, y, out=f"{folder}/missing/d.npy"))
-    distributed.softdtw_cdist = breaking  # type: ignore[attr-defined]
+    distributed.softdtw_cdist = breaking  # type: ignore[assignment, attr-defined]
     note("tile", lambda: distributed.cdist(x, y))
     calls.clear()
     note("tile into a file", lambda: distributed.cdist(x, y, out=out))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
 from softdtw_cuda._cpu import launch
@@ -178,6 +179,8 @@ COMPILED: dict[str, Callable[..., torch.Tensor]] = {
 class TestCompile:
     @pytest.mark.parametrize("name", COMPILED)
     def test_fullgraph(self, device: str, name: str) -> None:
+        if name == "callable" and TorchVersion(torch.__version__) < "2.13":
+            pytest.skip("an older compiler gets the function as a whole, without callables")
         # aot_eager traces everything that inductor would and needs no C++ compiler.
         eager, compiled = COMPILED[name], torch.compile(COMPILED[name], fullgraph=True, backend="aot_eager")
         x, y = inputs(device)

@@ -102,6 +102,52 @@ def test_without_one_name(device: str, name: str) -> None:
     run_without([name], device)
 
 
+# An older torch gets the functions as a whole: they are what its graph calls.
+WHOLE_PROGRAM = """
+import sys
+import torch
+from torch.torch_version import TorchVersion
+
+version, torch.__version__ = torch.__version__, TorchVersion("2.6.0")
+from softdtw_cuda import DilateLoss, SoftDTW, softdtw
+torch.__version__ = version
+assert "torch._dynamo" not in sys.modules  # its import takes seconds
+
+torch.manual_seed(0)
+x, y = torch.randn(3, 20, 4, requires_grad=True), torch.randn(3, 17, 4)
+calls = []
+
+def backend(graph, inputs):
+    calls.extend(node.target.__name__ for node in graph.graph.nodes if node.op == "call_function")
+    return graph
+
+for function in (
+    softdtw,
+    lambda x, y: softdtw(x, y, gamma=0.5, normalize=True, x_lengths=[20, 3, 9]),
+    SoftDTW(gamma=0.5, dist="euclidean"),
+    DilateLoss(gamma=0.5, reduction="none"),
+):
+    compiled = torch.compile(function, fullgraph=True, backend=backend)(x, y)
+    expected = function(x, y)
+    assert torch.equal(compiled, expected)
+    ours, theirs = (torch.autograd.grad(value.sum(), x)[0] for value in (compiled, expected))
+    assert torch.equal(ours, theirs)
+print(*calls)
+"""
+
+
+def test_functions_as_a_whole_for_an_older_compiler() -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WHOLE_PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["softdtw", "softdtw", "softdtw", "_dilate"]
+
+
 def private_names(source: str) -> list[str]:
     """Private names of torch in a Python file, however they are spelled."""
     found = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.rendezvous import rendezvous
 
 from . import distributed
 from ._distances import METRICS
@@ -45,10 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     in_group = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.distributed.is_initialized()
     try:
         if in_group:
-            # Values go into files, not to each other, so gloo serves GPUs, too: it needs none of their memory
-            # and notices when a process is gone. Processes that are done wait for the slowest, which may take
-            # longer than torch's thirty minutes.
-            torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
+            _join_group()
         parsed.run(parsed)
     except KeyboardInterrupt:
         print("softdtw_cuda: interrupted; the same command goes on from here", file=sys.stderr)
@@ -62,6 +62,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if in_group and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return 0
+
+
+def _join_group() -> None:
+    """The processes of torchrun meet.
+
+    After a restart torchrun's store still has the addresses of the processes that it ended, under the names
+    where gloo looks for them. So process 0 chooses a new prefix each time, and tells it to whoever asks: a
+    process asks with a number of its own, which no earlier one had.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    meeting = uuid.uuid4().hex
+    if rank == 0:
+        missing = set(range(1, size))
+        while missing:
+            for other in tuple(missing):
+                if store.check([f"asks/{other}"]):
+                    store.set(f"answer/{store.get(f'asks/{other}').decode()}", meeting)
+                if store.check([f"has/{meeting}/{other}"]):
+                    missing.remove(other)
+            time.sleep(0.01)
+    else:
+        number = uuid.uuid4().hex
+        store.set(f"asks/{rank}", number)
+        meeting = store.get(f"answer/{number}").decode()
+        store.set(f"has/{meeting}/{rank}", "")
+    # Values go into files, not to each other, so gloo serves GPUs, too: it needs none of their memory and
+    # notices when a process is gone. Processes that are done wait for the slowest, which may take longer than
+    # torch's thirty minutes.
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.PrefixStore(meeting, store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(days=30),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -250,6 +250,7 @@ class Journal:
 
 
 def _folder_of(path: Path) -> Path:
+    path = path.absolute()  # "." has no name
     return path.with_name(path.name + ".journal")
 
 

@@ -1,4 +1,4 @@
-"""Every private name of torch that this package uses: why, and what happens where it is missing.
+"""Every private name of torch that this package uses, and what differs between its versions.
 
 Names come and go between versions of torch. Each is looked up once, here, and has a public substitute that is
 correct, though slower; tests/test_torch_compat.py takes every name away and runs the loss.
@@ -8,11 +8,48 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
+
+_DYNAMO_TRACES_PROBLEMS = TorchVersion(torch.__version__) >= "2.13"
+"""Whether torch.compile can trace the public functions. Older versions (2.10 is one) trace no properties of a
+NamedTuple, which Problem is, and get the functions as a whole (see `in_graph`)."""
+
+
+class _Whole(ModuleType):
+    """Functions that torch.compile is to put into its graph as a whole, by their names.
+
+    To tell torch so takes importing its compiler, which takes seconds. While it traces, it reads the
+    attributes of a module as Python does: then is soon enough.
+    """
+
+    functions: dict[str, Callable[..., Any]] = {}  # noqa: RUF012  # of the one instance
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in self.functions:
+            raise AttributeError(name)
+        found: Callable[..., Any] = torch.compiler.allow_in_graph(self.functions[name])
+        return found
+
+
+WHOLE = _Whole("softdtw_cuda whole functions")
+
+
+def in_graph(function: Callable[..., Any]) -> str:
+    """The name under which WHOLE has a function, for torch.compile; empty where Dynamo traces the function.
+
+    The next stage of the compiler, AOTAutograd, traces a function put in as a whole, to the same operators.
+    Such a function takes tensors, numbers and strings: with a callable `dist` torch.compile raises.
+    """
+    if _DYNAMO_TRACES_PROBLEMS:
+        return ""
+    name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")
+    WHOLE.functions[name] = function
+    return name
 
 
 def _private(path: str, substitute: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ._backends import kernel_missing
 from ._distances import FLOATS, METRICS, DistanceFunction, Metric, name_of
 from ._problem import NO_BAND, Direction, Problem
-from ._torch_compat import can_be_read
+from ._torch_compat import WHOLE, can_be_read, in_graph
 
 Lengths = Tensor | Sequence[int] | int
 """Per-sample lengths as a user may pass them; a plain int only for unbatched input."""
@@ -825,10 +825,15 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     A former name is taken for the present one, with a warning.
     """
+    is_method = "self" in inspect.signature(function).parameters
+    whole = "" if is_method else in_graph(function)
 
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            if whole and torch.compiler.is_compiling():
+                result: R = getattr(WHOLE, whole)(*args, **kwargs)
+                return result
             return function(*args, **kwargs)
         except TypeError as error:
             # Raised by the call itself, not inside it.

@@ -271,6 +271,8 @@ def _check_side(name: str, series: Series, lengths: Lengths | None, device: torc
             f"(time, features), got {shape}; add a missing feature axis with {name}[..., None]."
         )
     count, size, _ = batch.shape
+    if size == 0:
+        raise ValueError(f"{name} has shape {tuple(batch.shape)}, expected at least one time step.")
     if isinstance(lengths, Tensor):
         lengths = lengths.cpu()
     given = np.full(count, size) if lengths is None else np.asarray(lengths)
@@ -360,7 +362,13 @@ def _gather(own: T) -> list[T]:
     if _processes() == 1:
         return [own]
     found: list[Any] = [None] * _processes()
-    dist.all_gather_object(found, own)
+    try:
+        dist.all_gather_object(found, own)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the processes have lost each other: one was killed, or its machine cannot be reached. Into "
+            f"files, the same again goes on from what is finished ({str(error).split('. ')[0]})."
+        ) from error
     return found
 
 

@@ -111,6 +111,16 @@ class SoftDTW(nn.Module):
         return ", ".join(options)
 
 
+@explains_arguments
+def _dilate(
+    x: Tensor, y: Tensor, alpha: float, gamma: float, x_lengths: Lengths | None, y_lengths: Lengths | None
+) -> Tensor:
+    problem, batched = check_series(x, y, gamma, None, "sqeuclidean", None, x_lengths, y_lengths)
+    shape, time = dilate_terms(problem)
+    value = alpha * shape + (1 - alpha) * time
+    return value if batched else value[0]
+
+
 class DilateLoss(nn.Module):
     """DILATE, a forecasting loss on shape and timing: alpha * shape + (1 - alpha) * time.
 
@@ -154,10 +164,7 @@ class DilateLoss(nn.Module):
     ) -> Tensor:
         """Loss of the forecasts x (B, N, D) against y (B, M, D), with optional true lengths."""
         _check_reduction(self.reduction)
-        problem, batched = check_series(x, y, self.gamma, None, "sqeuclidean", None, x_lengths, y_lengths)
-        shape, time = dilate_terms(problem)
-        value = self.alpha * shape + (1 - self.alpha) * time
-        return _reduce(value if batched else value[0], self.reduction)
+        return _reduce(_dilate(x, y, self.alpha, self.gamma, x_lengths, y_lengths), self.reduction)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:g}, gamma={check_gamma(self.gamma):g}, reduction={self.reduction!r}"

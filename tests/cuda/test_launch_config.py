@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.torch_version import TorchVersion
 
 import softdtw_cuda._ops  # noqa: F401  (registers the operators)
 from softdtw_cuda._cuda import compile as compiling
@@ -341,6 +342,10 @@ def symbols(*hints: int) -> list[int | torch.SymInt]:
     return made
 
 
+@pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.10",
+    reason="sym_min and sym_max guard there: other sizes compile again",
+)
 @pytest.mark.parametrize("bandwidth", [-1, 40])
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
 @pytest.mark.parametrize("d", [1, 8, 64])
