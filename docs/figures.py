@@ -378,10 +378,11 @@ def scale_plans() -> str:
         ):
             times = [_duration(pairs * 128**2 / speed / gpus) for gpus in (1, 8, 64)]
             sizes = [_bytes(512 * count), _bytes(output)]
-            body.append([f"{count:,}", job, f"{pairs * 128**2:.1e}", *times, *sizes])
-    header = ["series", "job", "cells", "1 GPU", "8 GPUs", "64 GPUs", "input", "output"]
+            body.append([f"{count:,}", job, *times, *sizes])
+    header = ["series", "job", "1 GPU", "8 GPUs", "64 GPUs", "input", "output"]
+    table = _markdown(header, body, "--:")
     return (
-        f"{_markdown(header, body)}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
+        f"{table}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
         "for many pairs on one H200 ([speed](speed.md)); everything else is arithmetic.\n"
     )
 
