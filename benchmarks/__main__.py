@@ -1,9 +1,9 @@
 """The benchmarks: time, memory and accuracy of Soft-DTW libraries side by side.
 
 python -m benchmarks                      every suite on the GPU if there is one, else on the CPU
-python -m benchmarks --quick              a minute's look
+python -m benchmarks --quick              a minute's look: tables and pictures
 python -m benchmarks run --suite paper --peer BGU=../sdtw-cuda-torch --peer Maghoumi=../pytorch-softdtw-cuda
-python -m benchmarks plot                 the plots, from the CSV files alone
+python -m benchmarks plot                 the plots, from the CSV files alone, into output/benchmarks
 python -m benchmarks table                the tables as Markdown, from the CSV files alone
 """
 
@@ -21,7 +21,6 @@ from .providers import Provider, from_checkout, installed
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK_RESULTS = ROOT / "output" / "benchmarks"
-PLOTS = ROOT / "docs" / "assets" / "benchmarks"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,7 +61,12 @@ def parser() -> argparse.ArgumentParser:
 
     plot = commands.add_parser("plot", help="draw PNG and SVG from the CSV files")
     plot.add_argument("--results", type=Path, default=records.RESULTS, help="folder of the CSV files")
-    plot.add_argument("--output", type=Path, default=PLOTS, help="folder of the plots")
+    plot.add_argument(
+        "--output",
+        type=Path,
+        default=QUICK_RESULTS,
+        help="folder of the plots (output/benchmarks; those of the pages are in docs/assets/benchmarks)",
+    )
 
     table = commands.add_parser(
         "table",
@@ -138,8 +142,25 @@ def run(options: argparse.Namespace, command: str) -> None:
     with Runner(providers, settings) as runner:
         rows = runner.run(cases, folder, progress=not options.no_progress)
     show(rows)
+    if options.quick:
+        pictures = [path for path in draw(rows, folder) if path.suffix == ".png"]
+        print("pictures:", *pictures, sep="\n  ")
     failed = sum(row["status"] != "ok" for row in rows)
-    print(f"{len(rows)} rows, {failed} of them failures, in {time.perf_counter() - start:.0f} s: {folder}")
+    print(
+        f"{len(rows)} rows, {failed} of them failures, in {time.perf_counter() - start:.0f} s; "
+        f"CSV files: {folder}"
+    )
+
+
+def draw(rows: Sequence[records.Row], folder: Path) -> list[Path]:
+    """Every plot that the rows can fill; none, and a line about it, without matplotlib."""
+    try:
+        from .plots import draw_all
+
+        return draw_all(rows, folder)
+    except ModuleNotFoundError as error:
+        print(f"no pictures: {error} (pip install matplotlib)")
+        return []
 
 
 def show(rows: Sequence[records.Row]) -> None:
@@ -170,10 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not rows:
             raise ValueError(f"no results in {options.results}; measure first: python -m benchmarks run")
         if options.command == "plot":
-            from .plots import draw_all
+            from .plots import draw_all, draw_second_order_errors
 
-            for path in draw_all(rows, options.output):
-                print(path)
+            written = draw_all(rows, options.output)
+            for path in sorted(options.results.glob("error_budget_second_order_*.csv")):
+                written += draw_second_order_errors(path, options.output)
+            print(*written, sep="\n")
         elif options.write:
             for path in tables.write(options.write, rows):
                 print(f"renewed {path}")

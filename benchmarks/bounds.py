@@ -7,11 +7,11 @@ Whatever the order of work, the forward must, for every cell,
                 differences and cost no such products.
     cells       issue about 20 instructions, one for each of 32 lanes at a time
 
-The backward may leave out cells that have no mass, so it adds nothing to these. Both must
+The backward may leave out pruned cells, so it adds nothing to these. Both must
 
     chain       walk N + M - 1 anti-diagonals, each step waiting for the last, about 50 ns
 
-The three can overlap at best, so the roof is the slowest of them.
+The three can overlap at best, so the limit is the slowest of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ GPUS = {"NVIDIA H200": _HOPPER, "NVIDIA H100 80GB HBM3": _HOPPER}
 """Cards for which the 50 ns of a step are known."""
 
 
-def least_seconds(gpu: Gpu, batch: int, n: int, m: int, d: int, dtype: str) -> dict[str, float]:
-    """Least time of forward + backward that each of the three resources needs, in seconds."""
+def least_seconds(
+    gpu: Gpu, batch: int, n: int, m: int, d: int, dtype: str, backward: bool = True
+) -> dict[str, float]:
+    """Least seconds of forward + backward, or of forward alone, that each of the three resources needs."""
     cells = batch * n * m
     products = 3 if dtype == "float32" else 1
     flops = 0 if d <= DIRECT_UP_TO else products * 2 * d * cells
     return {
         "products": flops / gpu.half_flops,
         "cells": cells * INSTRUCTIONS_PER_CELL / 32 / gpu.warp_instructions,
-        "chain": 2 * (n + m - 1) * STEP_S,
+        "chain": (2 if backward else 1) * (n + m - 1) * STEP_S,
     }

@@ -1,27 +1,29 @@
 """Plots from the CSV alone: time and memory against L and D, accuracy, throughput against hardware limits.
 
-PNG and SVG, made to be read at 800 pixels. Colours are Okabe and Ito's, told apart by colour-blind readers;
-lines carry their names at their ends and differ in their markers too.
+PNG and SVG, narrow enough to be read on a phone. Colours are Okabe and Ito's, told apart by colour-blind
+readers; lines carry their names at their ends and differ in their markers too. A provider looks the same in
+every plot. What lies outside of a plot's range is drawn at its edge with a mark of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bounds import GPUS, least_seconds
-from .cases import FORWARD_BACKWARD
+from .cases import EXPECTED_COST, FORWARD, FORWARD_BACKWARD, HESSIAN_PRODUCT, THROUGHPUT_DIMS
 from .providers import OURS_COST, OURS_FUSED, ROUNDING
 from .records import Row, slug
-from .tables import like_for_like
+from .tables import SHORT_NAMES, like_for_like
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.gridspec import SubplotSpec
+    from matplotlib.lines import Line2D
 
 VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#D55E00",
@@ -32,19 +34,39 @@ VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#CC79A7",
 )
 GREY, DARK, PALE = "#8A8A8A", "#333333", "#DDDDDD"
-FIXED_STYLES = {OURS_FUSED: (VERMILLION, "o"), OURS_COST: (ORANGE, "s"), ROUNDING: (GREY, "")}
-OTHER_STYLES = [(BLUE, "^"), (SKY, "v"), (GREEN, "D"), (PURPLE, "P"), ("#000000", "X"), (GREY, "h")]
+STYLES = {
+    OURS_FUSED: (VERMILLION, "o"), OURS_COST: (ORANGE, "s"), ROUNDING: (GREY, ""),
+    "BGU (fused)": (BLUE, "^"), "BGU (unfused)": (SKY, "v"), "Maghoumi": (GREEN, "D"),
+    "pysdtw": (PURPLE, "P"), "tslearn": ("#000000", "X"), "philtorch": ("#882255", "p"),
+    "aeon": ("#6B5B00", "*"), "ddtw": ("#5D3FD3", "h"),
+}  # fmt: skip
+OTHER_STYLES = [("#7F7F7F", "<"), ("#4D8076", ">"), ("#A0522D", "d")]
+WIDTH = 5.0
+"""Inches; on a phone, 360 pixels, letters of 9 points are as many pixels high."""
 FAILED = ("oom", "error", "crash", "timeout", "skipped", "unsupported", "not finite")
 REASONS = {"oom": "out of memory", "error": "fails", "crash": "crashes", "timeout": "too slow",
            "unsupported": "unsupported", "not finite": "NaN or inf"}  # fmt: skip
 
 
-def style(providers: Sequence[str], provider: str) -> tuple[str, str]:
-    """Colour and marker; the same in every plot with the same providers."""
-    if provider in FIXED_STYLES:
-        return FIXED_STYLES[provider]
-    others = [name for name in providers if name not in FIXED_STYLES]
-    return OTHER_STYLES[others.index(provider) % len(OTHER_STYLES)]
+SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "svg.hashsalt": "softdtw",
+    "svg.fonttype": "none",
+}
+
+
+def style(provider: str) -> tuple[str, str]:
+    """Colour and marker of a provider, the same in every plot, also of a name that is not in the table."""
+    return STYLES.get(provider) or OTHER_STYLES[sum(provider.encode()) % len(OTHER_STYLES)]
+
+
+def short(provider: str) -> str:
+    """A name for the end of a line."""
+    return SHORT_NAMES.get(provider, provider)
 
 
 def draw_all(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -54,17 +76,8 @@ def draw_all(rows: Sequence[Row], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    settings: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10,
-        "axes.titlelocation": "left",
-        "svg.hashsalt": "softdtw",
-        "svg.fonttype": "none",
-    }
     written: list[Path] = []
-    with plt.rc_context(settings):
+    with plt.rc_context(SETTINGS):
         for device in dict.fromkeys(row["device"] for row in rows):
             here = [row for row in rows if row["device"] == device]
             for name, figure in _figures(here, device):
@@ -102,16 +115,19 @@ def _figures(rows: Sequence[Row], device: str) -> Iterator[tuple[str, Figure]]:
     accuracy = [r for r in rows if r["metric"] == "gradient error"]
     if accuracy:
         yield "accuracy", _accuracy(accuracy, device)
-    speeds = [
-        r
-        for r in rows
-        if r["suite"] == "targets"
-        and r["provider"] == OURS_FUSED
-        and r["metric"] == "time"
-        and r["status"] == "ok"
-    ]
+    throughput = [r for r in rows if r["suite"] == "throughput" and _is_measured(r)]
+    if throughput and device in GPUS:
+        yield "throughput", _throughput(throughput, device)
+    second = [r for r in rows if r["suite"] == "second_order"]
+    if second:
+        yield "second_order", _second_order(second, device)
+    speeds = [r for r in rows if r["suite"] == "targets" and _is_measured(r)]
     if speeds and device in GPUS:
         yield "roofline", _roofline(speeds, device)
+
+
+def _is_measured(row: Row) -> bool:
+    return (row["provider"], row["metric"], row["status"]) == (OURS_FUSED, "time", "ok")
 
 
 def _is_plain(row: Row) -> bool:
@@ -135,22 +151,26 @@ def _time_and_memory(rows: Sequence[Row], x: str, x_label: str, title: str) -> F
     rows = like_for_like(rows)
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     failing = _failing(rows, providers)
-    figure = plt.figure(figsize=(8, 3.9 + 0.16 * len(failing)))
-    figure.suptitle(title, x=0.01, y=0.985, ha="left", fontsize=10, color=DARK)
-    grid = figure.add_gridspec(1, 2, left=0.06, right=0.83, wspace=0.8, top=0.87, bottom=0.13)
-    for column, metric, label in ((0, "time", "time (ms)"), (1, "memory", "extra memory (MiB)")):
+    title = textwrap.fill(title, 60)
+    top = 0.5 + 0.17 * title.count("\n") + 0.12 * len(failing)
+    height = 5.6 + top + 0.18 * len(failing)
+    figure = plt.figure(figsize=(WIDTH, height))
+    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=DARK)
+    grid = figure.add_gridspec(
+        2, 1, left=0.12, right=0.76, hspace=(0.75 + 0.12 * len(failing)) / 2.2,
+        top=1 - top / height, bottom=(0.55 + 0.18 * len(failing)) / height,
+    )  # fmt: skip
+    for place, metric, label in ((0, "time", "time (ms)"), (1, "memory", "extra memory (MiB)")):
         chosen = [row for row in rows if row["metric"] == metric]
-        axes, strip = _panel(figure, grid[0, column], len(failing))
+        axes = figure.add_subplot(grid[place])
         # A CPU's memory comes in pages, and a small call may find all of its memory free already.
         least = 0.1 if metric == "memory" and rows[0]["device"] not in GPUS else 0.0
         _lines(axes, chosen, providers, lambda row: float(row[x]), least)
         axes.set_xlabel(x_label)
-        (strip or axes).set_title(label)
-        if strip is not None:
-            # Both panels fail alike: the left one says who, the right one why.
-            text = "{provider}" if column == 0 else "{reasons}"
-            _mark_failures(strip, chosen, providers, failing, lambda row: float(row[x]), text)
+        axes.set_ylabel(label)
+        _mark_failures(axes, chosen, failing, lambda row: float(row[x]))
         _name_lines(axes)
+    _explain_failures(figure, rows, failing, x, x_label.split()[-1])
     return figure
 
 
@@ -159,24 +179,19 @@ def _failing(rows: Sequence[Row], providers: Sequence[str]) -> list[str]:
     return [provider for provider in providers if provider in failed]
 
 
-def _panel(
-    figure: Figure, place: SubplotSpec, failing: int, sharey: Axes | None = None
-) -> tuple[Axes, Axes | None]:
-    """Axes for the lines and, above them, a strip for the crosses of providers that failed."""
-    if not failing:
-        return figure.add_subplot(place, sharey=sharey), None
-    parts = place.subgridspec(2, 1, height_ratios=(failing, 16), hspace=0.03)
-    axes = figure.add_subplot(parts[1], sharey=sharey)
-    return axes, figure.add_subplot(parts[0], sharex=axes)
-
-
 def _lines(
-    axes: Axes, rows: Sequence[Row], providers: Sequence[str], x_of: Callable[[Row], float], least: float
+    axes: Axes,
+    rows: Sequence[Row],
+    providers: Sequence[str],
+    x_of: Callable[[Row], float],
+    least: float,
+    note: bool = True,
 ) -> None:
-    """A line a provider, with the p20 to p80 range as a shade."""
+    """A line a provider, with the p20 to p80 range as a shade; open triangles for what is below `least`."""
     ticks = sorted({x_of(row) for row in rows})
+    below = False
     for provider in providers:
-        colour, marker = style(providers, provider)
+        colour, marker = style(provider)
         mine = sorted((row for row in rows if row["provider"] == provider), key=x_of)
         good = [row for row in mine if row["status"] == "ok"]
         points = [(x_of(row), *(max(float(row[p]), least) for p in ("p20", "p50", "p80"))) for row in good]
@@ -195,6 +210,11 @@ def _lines(
                 label="_run",
             )
             axes.fill_between(xs, lows, highs, color=colour, alpha=0.18, linewidth=0)
+        low = [x_of(row) for row in good if float(row["p50"]) < least]
+        if low:
+            below = True
+            axes.plot(low, [least] * len(low), color=colour, marker="v", markersize=8, linestyle="none",
+                      markerfacecolor="white", zorder=4, clip_on=False, label="_below")  # fmt: skip
         if points:
             axes.plot([points[-1][0]], [points[-1][2]], color=colour, linestyle="none", label=provider)
     axes.set_xscale("log", base=2 if len(ticks) > 1 and ticks[1] <= 4 * ticks[0] else 10)
@@ -203,6 +223,9 @@ def _lines(
     axes.minorticks_off()
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
+    if below and note:
+        axes.annotate(f"\u25bd less than {least:g}", (1, 0), xycoords="axes fraction", xytext=(0, -24),
+                      textcoords="offset points", ha="right", va="top", fontsize=8, color=DARK)  # fmt: skip
 
 
 def _tick(value: float) -> str:
@@ -222,30 +245,36 @@ def _runs(points: Sequence[tuple[float, ...]], ticks: Sequence[float]) -> Iterat
 
 
 def _mark_failures(
-    strip: Axes,
-    rows: Sequence[Row],
-    providers: Sequence[str],
-    failing: Sequence[str],
-    x_of: Callable[[Row], float],
-    text: str,
+    axes: Axes, rows: Sequence[Row], failing: Sequence[str], x_of: Callable[[Row], float]
 ) -> None:
-    """A row of crosses for each provider that failed, and `text` with its {provider} and {reasons}."""
-    for height, provider in enumerate(reversed(failing)):
-        colour, _ = style(providers, provider)
-        bad = [row for row in rows if row["provider"] == provider and row["status"] in FAILED]
-        if not bad:
-            continue
-        xs = [x_of(row) for row in bad]
-        strip.plot(xs, [height] * len(xs), color=colour, marker="x", markersize=5, markeredgewidth=1.8,
-                   linestyle="none", clip_on=False)  # fmt: skip
-        reasons = ", ".join(dict.fromkeys(_reason(row) for row in bad))
-        strip.annotate(
-            text.format(provider=provider, reasons=reasons), (1.03, height),
-            xycoords=("axes fraction", "data"), ha="left", va="center", fontsize=6.5, color=_ink(colour),
-            annotation_clip=False,
-        )  # fmt: skip
-    strip.set_ylim(-0.7, len(failing) - 0.3)
-    strip.axis("off")
+    """Above the axes a row of crosses for each provider that failed."""
+    for position, provider in enumerate(failing):
+        xs = [x_of(row) for row in rows if row["provider"] == provider and row["status"] in FAILED]
+        for x in xs:
+            axes.annotate(
+                "\u00d7", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 5 + 8.5 * position),
+                textcoords="offset points", ha="center", va="center", fontsize=11, fontweight="bold",
+                color=style(provider)[0], annotation_clip=False,
+            )  # fmt: skip
+
+
+def _explain_failures(
+    figure: Figure, rows: Sequence[Row], failing: Sequence[str], x: str, symbol: str
+) -> None:
+    """At the foot of a figure a line for each provider that failed: where, and why."""
+    for position, provider in enumerate(reversed(failing)):
+        places: dict[str, list[float]] = {}
+        for row in rows:
+            if row["provider"] == provider and row["status"] in FAILED:
+                where = places.setdefault(_reason(row), [])
+                where += [] if float(row[x]) in where else [float(row[x])]
+        texts = [
+            f"{reason} at {symbol} = {', '.join(f'{each:g}' for each in sorted(at))}"
+            for reason, at in places.items()
+        ]
+        figure.text(0.02, (0.08 + 0.18 * position) / figure.get_figheight(),
+                    f"\u00d7 {short(provider)}: {'; '.join(texts)}", fontsize=8.5, va="bottom",
+                    color=_ink(style(provider)[0]))  # fmt: skip
 
 
 def _reason(row: Row) -> str:
@@ -265,7 +294,7 @@ def _name_lines(axes: Axes) -> None:
     if not named:
         return
     figure = axes.figure
-    spacing = 9.5 * figure.dpi / 72
+    spacing = 10.5 * figure.dpi / 72
     floor = axes.get_ylim()[0]
     ends = []
     for line in named:
@@ -278,13 +307,13 @@ def _name_lines(axes: Axes) -> None:
         colour: Any = line.get_color()
         place = axes.transAxes.inverted().transform((right, height))
         axes.annotate(
-            str(line.get_label()),
+            short(str(line.get_label())),
             (x, y),
             xytext=(1.03, place[1]),
             textcoords="axes fraction",
             ha="left",
             va="center",
-            fontsize=7.5,
+            fontsize=9,
             color=_ink(colour),
             fontweight="bold" if line.get_label() == OURS_FUSED else "normal",
             annotation_clip=False,
@@ -307,7 +336,12 @@ def _place(crowd: Sequence[float], spacing: float) -> list[float]:
     return [middle + (i - (len(crowd) - 1) / 2) * spacing for i in range(len(crowd))]
 
 
+LEAST_ERROR = 1e-8
+"""Below float32's own rounding there is nothing to see; what lies there is marked at this height."""
+
+
 def _accuracy(rows: Sequence[Row], device: str) -> Figure:
+    """Lengths down, the fewest and the most features across; a legend, since most lines lie on each other."""
     import matplotlib.pyplot as plt
 
     providers = list(dict.fromkeys(row["provider"] for row in rows))
@@ -315,67 +349,106 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
     lengths = sorted({int(row["N"]) for row in rows})[-3:]
     dims = sorted({int(row["D"]) for row in rows})
     dims = [dims[0], dims[-1]] if len(dims) > 1 else dims
-    height = 0.9 + (2.5 + 0.14 * len(failing)) * len(dims)
-    figure = plt.figure(figsize=(8, height))
-    title = f"Relative error of the float32 gradient against float64, {device}"
-    figure.suptitle(title, x=0.01, y=1 - 0.06 / height, ha="left", va="top", fontsize=10, color=DARK)
+    foot = 0.85 + 0.2 * ((len(providers) + 2) // 2) + 0.18 * len(failing)
+    height = 0.75 + foot + (2.05 + 0.12 * len(failing)) * len(lengths)
+    figure = plt.figure(figsize=(WIDTH, height))
+    title = f"Relative error of the float32 gradient\nagainst float64, {device}"
+    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=DARK)
     grid = figure.add_gridspec(
-        len(dims), len(lengths), left=0.07, right=0.775, top=1 - 0.6 / height, bottom=0.5 / height,
-        wspace=0.12, hspace=0.28,
+        len(lengths), len(dims), left=0.13, right=0.98, top=1 - (0.85 + 0.12 * len(failing)) / height,
+        bottom=foot / height, wspace=0.1, hspace=0.35 + 0.07 * len(failing),
     )  # fmt: skip
 
     def gamma_of(row: Row) -> float:
         return float(row["gamma"])
 
     first: Axes | None = None
-    last_column = []
-    for (i, d), (j, length) in itertools.product(enumerate(dims), enumerate(lengths)):
-        axes, strip = _panel(figure, grid[i, j], len(failing), sharey=first)
+    for (i, length), (j, d) in itertools.product(enumerate(lengths), enumerate(dims)):
+        axes = figure.add_subplot(grid[i, j], sharey=first)
         first = first or axes
         chosen = [row for row in rows if int(row["N"]) == length and int(row["D"]) == d]
-        _lines(axes, chosen, providers, gamma_of, 1e-30)
+        _lines(axes, chosen, providers, gamma_of, LEAST_ERROR, note=False)
         axes.set_xscale("log")
         ticks = sorted({float(row["gamma"]) for row in chosen})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-        (strip or axes).set_title(f"L = {length}, D = {d}", fontsize=9)
-        if i == len(dims) - 1:
+        crosses = len(_failing(chosen, providers))
+        axes.set_title(f"L = {length}, D = {d}", fontsize=9, pad=6 + 8.5 * crosses)
+        if i == len(lengths) - 1:
             axes.set_xlabel("$\\gamma$")
         if j:
             axes.tick_params(labelleft=False)
-        is_last = j == len(lengths) - 1
-        if strip is not None:
-            _mark_failures(
-                strip, chosen, providers, failing, gamma_of, "{provider}: {reasons}" if is_last else ""
-            )
-        if is_last:
-            last_column.append(axes)
+        else:
+            axes.set_ylabel("relative error")
+        _mark_failures(axes, chosen, _failing(chosen, providers), gamma_of)
+        _name_overlaps(axes, chosen)
     assert first is not None
     high = max((2 * float(row["p80"]) for row in rows if row["status"] == "ok"), default=1.0)
-    # Below float32's own rounding there is nothing to see, and only the limit goes there.
-    first.set_ylim(1e-8, max(high, 1.5))
-    for axes in last_column:
-        _name_lines(axes)
+    first.set_ylim(LEAST_ERROR / 2, max(high, 1.5))
+    samples = [*map(_sample, providers), _below_sample()]
+    names = [*map(short, providers), f"less than {LEAST_ERROR:g}"]
+    figure.legend(
+        samples, names, ncols=2, loc="lower left",
+        bbox_to_anchor=(0.02, (0.1 + 0.18 * len(failing)) / height), frameon=False, fontsize=9,
+    )  # fmt: skip
+    _explain_failures(figure, rows, failing, "N", "L")
     return figure
+
+
+def _sample(provider: str) -> Line2D:
+    """A line of the legend."""
+    from matplotlib.lines import Line2D
+
+    colour, marker = style(provider)
+    return Line2D([], [], color=colour, marker=marker or "none", linestyle="-" if marker else "--")
+
+
+def _below_sample() -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=GREY, marker="v", markersize=8, markerfacecolor="white", linestyle="none")
+
+
+def _name_overlaps(axes: Axes, rows: Sequence[Row]) -> None:
+    """Write the names of lines that lie on each other, where no marker can tell them apart."""
+    curves: dict[str, dict[float, float]] = {}
+    for row in rows:
+        if row["status"] == "ok" and row["provider"] not in (OURS_FUSED, OURS_COST, ROUNDING):
+            curves.setdefault(row["provider"], {})[float(row["gamma"])] = float(row["p50"])
+    while len(curves) > 1:
+        name = next(iter(curves))
+        curve = curves.pop(name)
+        same = [
+            other
+            for other, points in curves.items()
+            if points.keys() == curve.keys() and all(0.4 < points[x] / curve[x] < 2.5 for x in curve)
+        ]
+        for other in same:
+            del curves[other]
+        if same:
+            x = sorted(curve)[min(1, len(curve) - 1)]
+            text = "\n".join(short(each) for each in (name, *same))
+            axes.annotate(text, (x, curve[x]), xytext=(6, 6), textcoords="offset points", fontsize=7.5,
+                          color=DARK, va="bottom", linespacing=1.1)  # fmt: skip
 
 
 def _roofline(rows: Sequence[Row], device: str) -> Figure:
     """Cells a second of each case beside the limit that each resource sets."""
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     cases = list(dict.fromkeys((int(r["B"]), int(r["N"]), int(r["D"])) for r in rows))
-    figure, axes = plt.subplots(figsize=(8, 1.3 + 0.62 * len(cases)))
+    height = 2.2 + 0.62 * len(cases)
+    figure, axes = plt.subplots(figsize=(WIDTH, height))
+    figure.subplots_adjust(left=0.27, right=0.97, top=1 - 0.5 / height, bottom=1.35 / height)
     limits = (
-        ("products", SKY, "tensor cores"),
-        ("cells", GREEN, "instructions"),
-        ("chain", PURPLE, "dependent steps"),
+        ("products", SKY, "limit of the tensor cores"),
+        ("cells", GREEN, "limit of instructions"),
+        ("chain", PURPLE, "limit of dependent steps"),
     )
+    types = (("float32", VERMILLION, 0.18), ("bfloat16", BLUE, -0.18))
     for position, (batch, length, d) in enumerate(cases):
-        height = len(cases) - 1 - position
-        for dtype, colour, offset, text in (
-            ("float32", VERMILLION, 0.16, "float32"),
-            ("bfloat16", BLUE, -0.2, "bfloat16"),
-        ):
+        for dtype, colour, offset in types:
             mine = [
                 r
                 for r in rows
@@ -387,40 +460,182 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
             speed = cells / (float(mine[0]["p50"]) / 1e3)
             least = least_seconds(GPUS[device], batch, length, length, d, dtype)
             limit = cells / max(least.values())
-            y = height + offset
+            y = len(cases) - 1 - position + offset
             axes.plot([speed, limit], [y, y], color=PALE, linewidth=5, solid_capstyle="butt", zorder=1)
             for name, limit_colour, _ in limits:
                 if least[name] > 0:
                     at = cells / least[name]
-                    is_lowest = least[name] == max(least.values())
-                    axes.plot(
-                        [at, at], [y - 0.15, y + 0.15], color=limit_colour, linewidth=3 if is_lowest else 1.2
-                    )
+                    width = 3 if least[name] == max(least.values()) else 1.2
+                    axes.plot([at, at], [y - 0.15, y + 0.15], color=limit_colour, linewidth=width)
             axes.plot([speed], [y], marker="o", color=colour, markersize=7, zorder=3)
-            axes.annotate(
-                f"{text}: {speed / limit:.0%} of the limit", (speed, y), xytext=(-8, 0),
-                textcoords="offset points", ha="right", va="center", fontsize=7, color=colour,
-            )  # fmt: skip
+            axes.annotate(f"{speed / limit:.0%}", (speed, y), xytext=(-8, 0), textcoords="offset points",
+                          ha="right", va="center", fontsize=9, color=_ink(colour))  # fmt: skip
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.set_xlim(10 ** (math.log10(low) - 0.9), high)
+    axes.set_xlim(10 ** (math.log10(low) - 0.4), high)
     axes.set_ylim(-0.6, len(cases) - 0.25)
-    axes.set_yticks(
-        range(len(cases)), [f"B = {b}, L = {length}, D = {d}" for b, length, d in reversed(cases)]
-    )
+    axes.set_yticks(range(len(cases)), [f"{b}, {length}, {d}" for b, length, d in reversed(cases)])
+    axes.set_ylabel("B, L, D")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel("cells a second, forward + backward")
-    axes.set_title(f"Throughput against hardware limits, {device}", color=DARK, pad=20)
-    for position, (_, limit_colour, label) in enumerate(limits):
-        axes.annotate(
-            f"❙ {label}", (0.36 + 0.21 * position, 1.0), xycoords="axes fraction", xytext=(0, 6),
-            textcoords="offset points", fontsize=8, color=_ink(limit_colour),
-        )  # fmt: skip
-    axes.annotate(
-        "the most that each resource allows:", (0.0, 1.0), xycoords="axes fraction", xytext=(0, 6),
-        textcoords="offset points", fontsize=8, color=DARK,
-    )  # fmt: skip
-    figure.tight_layout()
+    axes.set_xlabel("cells a second, forward and backward, and share of the lowest limit")
+    axes.xaxis.set_label_coords(0.36, -0.38 / (height - 1.85))
+    figure.suptitle(f"Throughput against hardware limits, {device}", x=0.02, y=1 - 0.08 / height, ha="left",
+                    va="top", fontsize=10, color=DARK)  # fmt: skip
+    samples = [Line2D([], [], color=colour, marker="o", linestyle="none") for _, colour, _ in types]
+    samples += [Line2D([], [], color=colour, linewidth=3) for _, colour, _ in limits]
+    names = [*(name for name, *_ in types), *(name for *_, name in limits)]
+    figure.legend(samples, names, ncols=2, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False,
+                  fontsize=9)  # fmt: skip
     return figure
+
+
+def _throughput(rows: Sequence[Row], device: str) -> Figure:
+    """Cells a second against the number of features, a line a length, below the limit of the hardware."""
+    import matplotlib.pyplot as plt
+
+    lengths = sorted({int(row["N"]) for row in rows})
+    dims = sorted({*THROUGHPUT_DIMS, *(int(row["D"]) for row in rows)})
+    shades = [VERMILLION, "#B8763E", "#A08A6A", GREY]
+    figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 7.4), sharex=True)
+    figure.subplots_adjust(left=0.13, right=0.8, top=0.9, bottom=0.14, hspace=0.28)
+    figure.suptitle(f"Many pairs, float32, {device}", x=0.02, y=0.985, ha="left", fontsize=10, color=DARK)
+    for axes, mode in zip(panels, (FORWARD, FORWARD_BACKWARD), strict=True):
+        longest: dict[int, float] = {}
+        for shade, length in zip(itertools.cycle(shades), reversed(lengths)):
+            mine = {int(r["D"]): r for r in rows if r["mode"] == mode and int(r["N"]) == length}
+            points = [
+                (float(d), int(r["B"]) * length * int(r["M"]) / float(r["p50"]) * 1e3)
+                for d, r in sorted(mine.items())
+            ]
+            # Limits differ by length only where the chain of dependent steps sets them.
+            limits = {d: _limit(r, device) for d, r in mine.items()}
+            longest = longest or limits
+            for run in _runs(points, [float(d) for d in dims]):
+                axes.plot(*zip(*run, strict=True), color=shade, marker="o", markersize=4.5, label="_run")
+            if points:
+                axes.plot(
+                    [points[-1][0]], [points[-1][1]], color=shade, linestyle="none", label=f"L = {length}"
+                )
+            if length == lengths[-1]:
+                for d, speed in points:
+                    axes.annotate(f"{speed / limits[int(d)]:.0%}", (d, limits[int(d)]), xytext=(0, 4),
+                                  textcoords="offset points", ha="center", fontsize=8,
+                                  color=_ink(VERMILLION))  # fmt: skip
+        if longest:
+            xs = sorted(longest)
+            axes.plot(xs, [longest[d] for d in xs], color=DARK, linestyle="--", linewidth=1.2, label="_limit")
+            axes.plot([xs[-1]], [longest[xs[-1]]], color=DARK, linestyle="none", label="limit")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(dims, [str(d) for d in dims])
+        axes.minorticks_off()
+        axes.grid(axis="y", color=PALE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_ylabel("cells a second")
+        axes.set_title(mode.replace("+", " and ").capitalize())
+        _name_lines(axes)
+    panels[-1].set_xlabel("features D")
+    figure.text(0.02, 0.012, f"Dashed: the most that the hardware allows (benchmarks/bounds.py).\n"
+                f"Percent: share of it that L = {lengths[-1]} reaches. No point: not measured.", fontsize=8.5,
+                color=DARK)  # fmt: skip
+    return figure
+
+
+def _limit(row: Row, device: str) -> float:
+    """The most cells a second that the hardware allows for a case."""
+    batch, n, m, d = (int(row[size]) for size in ("B", "N", "M", "D"))
+    backward = row["mode"] != FORWARD
+    return batch * n * m / max(least_seconds(GPUS[device], batch, n, m, d, row["dtype"], backward).values())
+
+
+def _second_order(rows: Sequence[Row], device: str) -> Figure:
+    """Time of Hessian products and expected costs by size, and of first derivatives for comparison."""
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in like_for_like(rows) if row["metric"] == "time"]
+    providers = list(dict.fromkeys(row["provider"] for row in rows if row["status"] == "ok"))
+    sizes = list(dict.fromkeys((int(r["B"]), int(r["N"])) for r in rows))
+    titles = {
+        HESSIAN_PRODUCT: "Hessian-vector product (value, gradient and product)",
+        EXPECTED_COST: "Expected cost and its gradient",
+        FORWARD_BACKWARD: "For comparison: value and gradient",
+    }
+    figure, panels = plt.subplots(3, 1, figsize=(WIDTH, 2.2 + 0.95 * len(sizes)), sharex=True)
+    height = figure.get_figheight()
+    figure.subplots_adjust(left=0.3, right=0.96, top=1 - 0.65 / height, bottom=1.1 / height, hspace=0.45)
+    figure.suptitle(f"Second order, {_sizes(rows, 'D')}, float32, {device}", x=0.02, y=1 - 0.08 / height,
+                    ha="left", va="top", fontsize=10, color=DARK)  # fmt: skip
+    for axes, (mode, title) in zip(panels, titles.items(), strict=True):
+        for provider in providers:
+            colour, marker = style(provider)
+            mine = [r for r in rows if (r["provider"], r["mode"], r["status"]) == (provider, mode, "ok")]
+            heights = [-sizes.index((int(r["B"]), int(r["N"]))) for r in mine]
+            axes.plot([float(r["p50"]) for r in mine], heights, color=colour, marker=marker, linestyle="none",
+                      markersize=7)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yticks([-k for k in range(len(sizes))], [f"B = {b}, L = {length}" for b, length in sizes])
+        axes.set_ylim(-len(sizes) + 0.4, 0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="both", color=PALE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(title, fontsize=9)
+    panels[-1].set_xlabel("time (ms)")
+    figure.legend(list(map(_sample, providers)), list(map(short, providers)), ncols=3, loc="lower left",
+                  bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=9)  # fmt: skip
+    return figure
+
+
+def draw_second_order_errors(path: Path, folder: Path) -> list[Path]:
+    """Errors of second order by gamma, a panel for each quantity, from a CSV file of error_budget.py."""
+    import csv
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    titles = {"hvp": "Hessian-vector product", "expected": "Gradient of the expected cost"}
+    series = {
+        "this library": ("error", *STYLES[OURS_FUSED]),
+        "philtorch": ("theirs", *STYLES["philtorch"]),
+        "float32 costs and shares": ("rounding", GREY, "_"),
+    }
+    device = rows[0]["device"]
+    with plt.rc_context(SETTINGS):
+        figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.6), sharex=True)
+        figure.subplots_adjust(left=0.14, right=0.97, top=0.88, bottom=0.15, hspace=0.25)
+        figure.suptitle(f"Relative error of second order in float32\nagainst float64, every case, {device}",
+                        x=0.02, y=0.985, ha="left", va="top", fontsize=10)  # fmt: skip
+        gammas = sorted({float(row["gamma"]) for row in rows})
+        for axes, (what, title) in zip(panels, titles.items(), strict=True):
+            for place, (name, (column, colour, marker)) in enumerate(series.items()):
+                found = [
+                    (float(r["gamma"]), float(r[column])) for r in rows if r["what"] == what and r[column]
+                ]
+                found = [(gamma, error) for gamma, error in found if math.isfinite(error)]
+                if found:
+                    shift = 1.25 ** (place - 1)  # beside each other
+                    xs, ys = zip(*found, strict=True)
+                    axes.plot([x * shift for x in xs], [max(y, LEAST_ERROR) for y in ys], color=colour,
+                              marker=marker, markersize=5, ls="none", alpha=0.6, label=name)  # fmt: skip
+                    low = [x * shift for x, y in found if y < LEAST_ERROR]
+                    axes.plot(low, [LEAST_ERROR] * len(low), color=colour, marker="v", markersize=7,
+                              markerfacecolor="white", linestyle="none", clip_on=False)  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xticks(gammas, [f"{gamma:g}" for gamma in gammas])
+            axes.minorticks_off()
+            axes.grid(axis="y", color=PALE, linewidth=0.6)
+            axes.set_title(title)
+            axes.set_ylabel("relative error")
+        panels[-1].set_xlabel("$\\gamma$")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend([*handles, _below_sample()], [*labels, f"less than {LEAST_ERROR:g}"], ncols=2,
+                      loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=9)  # fmt: skip
+        written = list(_save(figure, folder, f"second_order_errors-{slug(device)}"))
+        plt.close(figure)
+    return written

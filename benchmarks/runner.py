@@ -196,7 +196,7 @@ class Runner:
         rows: list[records.Row] = []
         efforts = [self._effort(case) for case in cases]
         shape = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left{postfix}"
-        with tqdm(total=sum(efforts), bar_format=shape, disable=not progress) as bar:
+        with tqdm(total=sum(efforts), bar_format=shape, disable=None if progress else True) as bar:
             for position, (case, effort) in enumerate(zip(cases, efforts, strict=True)):
                 bar.set_postfix_str(f"{case.suite}: {case.label}")
                 if case.kind == ACCURACY:

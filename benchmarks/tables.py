@@ -93,7 +93,7 @@ def markdown(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
 
 
 UNITS = {"time": "ms", "replay": "ms", "host time": "ms", "memory": "MiB", "gradient error": ""}
-_SHORT = {
+SHORT_NAMES = {
     "this library (fused)": "this library",
     "this library (cost matrix)": "cost matrix",
     "limit of float32 costs": "float32 costs",
@@ -142,7 +142,7 @@ def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
                 reasons.append(reason)
             cell = f"–{_MARKS[reasons.index(reason)]}"
         lines.setdefault(tuple(row[s] for s in sizes), {})[row["provider"]] = cell
-    names = [_SHORT.get(name, name.replace("(", "").replace(")", "")) for name in providers]
+    names = [SHORT_NAMES.get(name, name.replace("(", "").replace(")", "")) for name in providers]
     together = len(sizes) > 3  # one column of words instead of many narrow ones
     header = [*(["case"] if together else (_HEADINGS.get(s, s) for s in sizes)), *names]
     table = [header, ["---", *["--:"] * (len(header) - 1)] if together else ["--:"] * len(header)]

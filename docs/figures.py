@@ -43,6 +43,7 @@ _SUITE_TITLES = {
     "dimensions": "Against the number of features",
     "extensions": "Long, wide, many, narrow types, bands, lengths",
     "targets": "This library alone, and the host's time of a call",
+    "second_order": "Second order",
     "accuracy": "Relative error of the float32 gradient",
 }
 _METRICS = {
@@ -58,7 +59,10 @@ _PLOT_TITLES = {
     "long": "Time and peak memory of one long pair",
     "batch": "Time and peak memory of many short pairs",
     "accuracy": "Relative error of the float32 gradient against float64",
-    "roofline": "Cells per second against the bound of the hardware",
+    "roofline": "Cells per second against the limit of the hardware",
+    "throughput": "Cells per second with many pairs, and the limit of the hardware",
+    "second_order_errors": "Relative error of second order against float64",
+    "second_order": "Time of second order",
 }
 
 
@@ -222,7 +226,23 @@ def throughput() -> str:
         header = ["L \\ D", *map(str, cases.THROUGHPUT_DIMS)]
         parts.append(f"{mode.replace('+', ' and ').capitalize()}:\n\n{_markdown(header, body, '--:')}\n")
     pairs = ", ".join(f"{batch} of L = {length}" for length, batch in cases.THROUGHPUT_BATCH.items())
-    return "".join(parts) + f"Pairs: {pairs}. {_origin(rows)}\n"
+    pictures = "".join(f"{each}\n" for each in _plots(rows[0]["device"], ("throughput",)))
+    return pictures + "".join(parts) + f"Pairs: {pairs}. {_origin(rows)}\n"
+
+
+def second_order() -> str:
+    """Time and error of second order on every device; nothing where neither was measured."""
+    rows = [row for row in records.read_folder(records.RESULTS) if row["suite"] == "second_order"]
+    parts = []
+    for device in devices(rows):
+        here = [row for row in rows if row["device"] == device]
+        parts += [f"### {device}\n", *_plots(device, ("second_order",))]
+        for mode in dict.fromkeys(row["mode"] for row in here):
+            mine = [row for row in here if row["mode"] == mode]
+            table = _table(mine, "second_order", "time", device)
+            parts += [table] if table else []
+        parts.append(f"{_origin(here)}\n")
+    return "\n".join(parts)
 
 
 def cpu_targets() -> str:
@@ -358,10 +378,11 @@ def scale_plans() -> str:
         ):
             times = [_duration(pairs * 128**2 / speed / gpus) for gpus in (1, 8, 64)]
             sizes = [_bytes(512 * count), _bytes(output)]
-            body.append([f"{count:,}", job, f"{pairs * 128**2:.1e}", *times, *sizes])
-    header = ["series", "job", "cells", "1 GPU", "8 GPUs", "64 GPUs", "input", "output"]
+            body.append([f"{count:,}", job, *times, *sizes])
+    header = ["series", "job", "1 GPU", "8 GPUs", "64 GPUs", "input", "output"]
+    table = _markdown(header, body, "--:")
     return (
-        f"{_markdown(header, body)}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
+        f"{table}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
         "for many pairs on one H200 ([speed](speed.md)); everything else is arithmetic.\n"
     )
 
@@ -428,8 +449,8 @@ def landing() -> str:
         return NOT_YET
     row = max(times, key=lambda row: int(row["B"]) * int(row["N"]) * int(row["M"]))
     return (
-        f'<p class="number"><strong>{float(row["p50"]):.3g} ms</strong> for the loss of {row["B"]} pairs of series with '
-        f"{row['N']} steps and {row['D']} features, and its gradients, on one {row['device']} "
+        f'<p class="number"><strong>{float(row["p50"]):.3g} ms</strong> for the loss of {row["B"]} pairs of '
+        f"series with {row['N']} steps and {row['D']} features, and its gradients, on one {row['device']} "
         f'(<a href="speed/">measured</a> on {row["date"]})</p>\n'
     )
 
@@ -466,6 +487,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "results": results,
     "targets": targets,
     "throughput": throughput,
+    "second-order": second_order,
     "cpu-targets": cpu_targets,
     "accuracy": accuracy,
     "log-space": log_space,

@@ -1,7 +1,8 @@
 """What the site needs besides Markdown: measured tables, formulas as MathML, notebooks, links in docstrings.
 
-Formulas become MathML while the site is built, so pages need no script and no network to show them. Notebooks of
-docs/tutorials become pages with the outputs that they were saved with, and can be downloaded; so can the examples.
+Formulas become MathML while the site is built, so pages need no script and no network to show them. Notebooks
+of docs/tutorials become pages with the outputs that they were saved with, and can be downloaded; so can the
+examples.
 """
 
 from __future__ import annotations

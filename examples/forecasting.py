@@ -90,11 +90,14 @@ def draw(
             panel.plot(after, forecast[k, :, 0].cpu(), color=colors[name], lw=2.2, label="forecast")
             panel.spines[["top", "right"]].set_visible(False)
             panel.set_xlim(-SEEN, AHEAD - 1)
-        row[0].set_title(
+        row[0].set_title(" ", fontsize=11)  # keeps the room for a title that reaches over the whole row
+        title = row[0].annotate(
             f"Trained with {name}: steepest step {sharpness[name]:.2f} of the true one, "
             f"squared error {errors[name]:.4f}",
-            loc="left", fontweight="bold", fontsize=11,
+            (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points",
+            fontweight="bold", fontsize=11,
         )  # fmt: skip
+        title.set_in_layout(False)
         for panel, place in zip(row, QUANTILES, strict=True):
             panel.text(0.98, 0.78, QUANTILES[place], transform=panel.transAxes, ha="right", color="#666666")
         row[0].legend(frameon=False, loc="lower left", fontsize=9)

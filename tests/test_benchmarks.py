@@ -13,10 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import records, scale, tables
-from benchmarks.__main__ import command_line, main
+from benchmarks import plots, records, scale, tables
+from benchmarks.__main__ import command_line, main, parser
 from benchmarks.bounds import GPUS, least_seconds
-from benchmarks.cases import ACCURACY, HOST, SUITES, Case, cases_of
+from benchmarks.cases import (
+    ACCURACY,
+    FORWARD,
+    FORWARD_BACKWARD,
+    HOST,
+    SECOND_ORDER,
+    SUITES,
+    Case,
+    cases_of,
+)
 from benchmarks.plots import _apart
 from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
 from benchmarks.runner import Runner, Settings
@@ -364,20 +373,69 @@ def results(folder: Path) -> None:
         rows.append(row(**common, provider="peer", status="not finite", p20="nan", p50="nan", p80="nan"))
     for dtype in ("float32", "bfloat16"):
         rows.append(row(suite="targets", device="NVIDIA H200", D="64", dtype=dtype))
+    for mode, d in itertools.product((FORWARD, FORWARD_BACKWARD), ("1", "32")):
+        size = {"B": "512", "N": "1024", "M": "1024", "D": d}
+        rows.append(row(suite="throughput", device="NVIDIA H200", mode=mode, p50="10", **size))
+    for mode, provider in itertools.product((*SECOND_ORDER, FORWARD_BACKWARD), (OURS_FUSED, "philtorch")):
+        rows.append(row(suite="second_order", device="NVIDIA H200", mode=mode, provider=provider))
     records.upsert(folder, rows)
+    columns = ["gamma", "what", "error", "rounding", "theirs", "device"]
+    with (folder / "error_budget_second_order_cuda.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerow([0.1, "hvp", 1e-9, 1e-7, 1e-3, "NVIDIA H200"])
+        writer.writerow([0.1, "expected", 1e-6, 1e-7, "nan", "NVIDIA H200"])
 
 
 def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results(tmp_path)
     assert main(["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
     names = {path.name for path in (tmp_path / "plots").iterdir()}
-    stems = ("lengths-test-device", "accuracy-test-device", "roofline-nvidia-h200")
+    h200 = ("roofline", "throughput", "second_order", "second_order_errors")
+    stems = ("lengths-test-device", "accuracy-test-device", *(f"{name}-nvidia-h200" for name in h200))
     assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".png", ".svg")}
     svg = (tmp_path / "plots" / "lengths-test-device.svg").read_text()
-    for text in (OURS_FUSED, "peer", "out of memory", "Test Device"):
+    for text in ("this library", "peer: out of memory at L = 128", "Test Device", "time (ms)"):
         assert text in svg
     assert "NaN or inf" in (tmp_path / "plots" / "accuracy-test-device.svg").read_text()
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 2 * len(stems)
+    # 512 pairs of 1024 steps in 10 ms: 5.4e10 cells a second, of at most 1.5e12 by instructions.
+    assert ">3%<" in (tmp_path / "plots" / "throughput-nvidia-h200.svg").read_text()
+    assert "philtorch" in (tmp_path / "plots" / "second_order-nvidia-h200.svg").read_text()
+
+
+def test_a_provider_looks_the_same_in_every_plot() -> None:
+    looks = [plots.style(name) for name in plots.STYLES]
+    assert len(set(looks)) == len(looks)
+    assert len({colour for colour, _ in looks}) == len(looks)
+    assert plots.style("someone else") == plots.style("someone else")
+
+
+def test_what_is_below_the_range_is_marked(tmp_path: Path) -> None:
+    common = {"metric": "memory", "p20": "0", "p80": "1", "unit": "MiB"}
+    rows = [row(N="64", **common, p50="0.01"), row(N="128", **common, p50="1"), row(N="64"), row(N="128")]
+    plots.draw_all(rows, tmp_path)
+    assert "less than 0.1" in (tmp_path / "lengths-test-device.svg").read_text()
+    plots.draw_all([one | {"p50": "1"} for one in rows], tmp_path)
+    assert "less than" not in (tmp_path / "lengths-test-device.svg").read_text()
+
+
+def test_lines_on_each_other_are_named(tmp_path: Path) -> None:
+    def curve(provider: str, value: float) -> list[records.Row]:
+        sizes = {"suite": "accuracy", "metric": "gradient error", "N": "64", "D": "1"}
+        numbers = dict.fromkeys(("p20", "p50", "p80"), str(value))
+        return [row(**sizes, **numbers, provider=provider, gamma=gamma) for gamma in ("0.1", "1")]
+
+    same = [*curve("BGU (fused)", 1e-3), *curve("pysdtw", 1.1e-3)]
+    for rows, times in ((same, 2), ([*same[:2], *curve("pysdtw", 1e-1)], 1)):
+        plots.draw_all(rows, tmp_path)
+        # In the legend, and beside the lines where they overlap.
+        assert (tmp_path / "accuracy-test-device.svg").read_text().count(">pysdtw<") == times
+
+
+def test_bare_plot_leaves_the_pages_pictures_alone() -> None:
+    options = parser().parse_args(["plot"])
+    assert "docs" not in options.output.relative_to(ROOT).parts
 
 
 def test_names_of_lines_do_not_overlap() -> None:
@@ -451,7 +509,12 @@ def test_small_run_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
             "python -m benchmarks run --quick --device cpu --suite dimensions --only this library "
             "--threads 1 --seconds 0.02 --output PATH --no-progress"
         )
-    assert "### dimensions: time" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "### dimensions: time" in output
+    (picture,) = re.findall(r"^  (.*\.png)$", output.split("pictures:")[1], re.MULTILINE)
+    assert Path(picture).parent == tmp_path
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert output.splitlines()[-1].endswith(f"CSV files: {tmp_path}")
 
 
 def test_this_library_needs_no_path() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
+import html
 import importlib.util
 import io
 import math
@@ -214,6 +215,16 @@ def test_published_tables_are_one_run() -> None:
     """Rows that differ in date, limit or command are no comparison; those that still do are listed."""
     several = {(suite, device) for suite, device, rows in figures.published() if len(records.runs(rows)) > 1}
     assert several <= figures.SEPARATE_RUNS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [figures.CPU_TARGETS, *sorted(records.RESULTS.glob("error_budget_*.csv"))],
+    ids=lambda path: path.stem,
+)
+def test_tables_of_targets_are_one_run(path: Path) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        assert len({(row["date"], row["command"], row["device"]) for row in csv.DictReader(file)}) == 1
 
 
 def test_pages_show_every_device(results: Path) -> None:
@@ -641,6 +652,78 @@ def test_reference_has_every_public_name(site: Path) -> None:
     anchors = set(re.findall(r'\bid="([^"]+)"', text))
     for target in re.findall(r'href="#(softdtw_cuda[^"]*)"', text):
         assert target in anchors
+
+
+def sections(page: str) -> list[tuple[str, str]]:
+    """Names and HTML of the documented objects of the API page."""
+    parts = re.split(r'<h[34] id="(softdtw_cuda\.[\w.]+)"', page)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_no_section_of_the_reference_is_empty_or_garbled(site: Path) -> None:
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    found = sections(text)
+    assert len(found) >= len(softdtw_cuda.__all__)
+    for name, part in found:
+        words = re.sub(r"<[^>]+>", " ", part)
+        assert len(words.split()) > 8, f"{name} says nothing"
+        pieces = re.split(r'doc-section-title">(\w+):</span>', part)
+        for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
+            assert title in {"Parameters", "Returns", "Raises", "Examples", "Attributes"}, (name, title)
+            assert re.sub(r"<[^>]+>", "", body).strip(), f"{title} of {name} is empty"
+        # A section that was not recognised becomes a box or stays text, and its example a quote.
+        assert "<details" not in part, name
+        assert "<blockquote" not in part, name
+        prose = re.sub(r"<(code|span)\b.*?</\1>", "", part, flags=re.DOTALL)
+        assert not re.search(r"\b(Args|Returns|Raises|Examples?|Note|Yields):", prose), name
+        assert "&gt;&gt;&gt;" not in prose, name
+
+
+def test_types_of_signatures_are_explained(site: Path) -> None:
+    """Every alias that a signature shows has a row in the page's table, and a link to it."""
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    aliases = re.findall(r'<td id="type-(\w+)">', text)
+    assert {"Lengths", "Reduction", "DistanceFunction", "Series", "Optimizer", "StopReason"} <= set(aliases)
+    for name, part in sections(text):
+        shown = html.unescape(
+            re.sub(r"<[^>]+>", "", " ".join(re.findall(r"<code\b.*?</code>", part, re.DOTALL)))
+        )
+        for alias in aliases:
+            if re.search(rf": (?:\w+ \| )*{alias}\b", shown):
+                assert f'href="#type-{alias}"' in part, f"{alias} in {name} leads nowhere"
+
+
+def test_the_landing_page_has_one_picture_one_number_and_three_links(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    article = text[text.index("<article") : text.index("</article>")]
+    assert article.count("<img") == 1
+    assert len(re.findall(r'<p class="number"><strong>[\d.]+ ms</strong>', article)) == 1
+    assert article.count('class="md-button') == 3
+
+
+def test_the_gallery_shows_picture_source_and_link(site: Path) -> None:
+    text = (site / "examples" / "index.html").read_text(encoding="utf-8")
+    names = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"demo"}
+    for name in names:
+        assert f"assets/examples/{name}.png" in text
+        assert re.search(rf'href="(?:\.\./examples/|\./)?{name}\.py"', text), name
+        assert (site / "examples" / f"{name}.py").read_bytes() == (
+            ROOT / "examples" / f"{name}.py"
+        ).read_bytes()
+    assert text.count("<details") == len(names)
+    assert text.count("__main__") == len(names)  # the sources themselves
+
+
+def test_tutorials_are_pages(site: Path) -> None:
+    for path in (DOCS / "tutorials").glob("*.ipynb"):
+        text = (site / "tutorials" / path.stem / "index.html").read_text(encoding="utf-8")
+        pictures = re.findall(rf'src="\.\./({path.stem}-\d+\.png)"', text)
+        assert len(pictures) >= 2
+        for picture in pictures:
+            assert (site / "tutorials" / picture).read_bytes().startswith(b"\x89PNG")
+        assert 'class="text output' in text or "output" in text
+        assert f'href="../{path.name}"' in text
+        assert (site / "tutorials" / path.name).is_file()
 
 
 def test_the_citation_has_the_version() -> None:

@@ -33,6 +33,7 @@ def printed(notebook: Any) -> str:
 
 def check(name: str, output: str) -> None:
     """What the text around the outputs claims."""
+    output = f"\n{output}"
 
     def number(pattern: str) -> float:
         found = re.search(pattern, output)
@@ -40,18 +41,15 @@ def check(name: str, output: str) -> None:
         return float(found[1])
 
     if name == "forecaster":
-        squared, shape = (
-            {
-                loss: float(
-                    re.findall(r"[\d.]+", re.search(rf"^{loss} +(.*)$", output, re.MULTILINE)[1])[column]
-                )
-                for loss in ("squared error", "Soft-DTW divergence", "DILATE")
-            }
-            for column in (0, 1)
-        )
+        rows = {
+            loss: [number(rf"\n{loss}{' +[0-9.]+' * column} +([0-9.]+)") for column in range(2)]
+            for loss in ("squared error", "Soft-DTW divergence", "DILATE")
+        }
+        best_squared, worst_shape = rows["squared error"]
         for loss in ("Soft-DTW divergence", "DILATE"):
-            assert shape[loss] < 0.9 * shape["squared error"]
-            assert 1.5 * squared["squared error"] < squared[loss] < 3 * squared["squared error"]
+            squared, shape = rows[loss]
+            assert shape < 0.9 * worst_shape
+            assert 1.5 * best_squared < squared < 3 * best_squared
     elif name == "ucr_series":
         assert number(r"neighbour, divergence: (\d+)%") >= 97 > number(r"neighbour, Euclidean: +(\d+)%")
         assert number(r"barycenters, divergence: (\d+)%") >= 95
