@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from softdtw_cuda import BarycenterInfo, barycenters, softdtw, softdtw_barycenter
+from softdtw_cuda import (
+    BarycenterInfo,
+    _descent,
+    barycenters,
+    softdtw,
+    softdtw_barycenter,
+    softdtw_barycenters,
+    softdtw_divergence,
+)
+from softdtw_cuda._descent import Points
 from softdtw_cuda.pairs import pair_values
 
 
@@ -30,7 +41,7 @@ def loss_of(z: torch.Tensor, X: torch.Tensor, gamma: float, weights: torch.Tenso
     return (values.mean() if weights is None else values @ weights).item()
 
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adam", "lbfgs", "newton-cg"])
 
 
 @OPTIMIZERS
@@ -276,3 +287,314 @@ def test_lbfgs_and_numbers_whose_squares_vanish(device: str, size: float) -> Non
     z, info = softdtw_barycenter(X, gamma=0.1, optimizer="lbfgs", max_iter=3, return_info=True)
     assert z.isfinite().all()
     assert all(map(math.isfinite, info.losses))
+
+
+def huber(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A distance without kernels, smooth everywhere."""
+    return (1 + (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(3)).sqrt() - 1
+
+
+MEASURES: dict[str, tuple[dict[str, Any], Callable[..., torch.Tensor]]] = {
+    "plain": ({}, softdtw),
+    "soft": ({"divergence": "soft"}, softdtw_divergence),
+    "sharp": (
+        {"divergence": "sharp"},
+        lambda *series, **options: softdtw_divergence(*series, kind="sharp", **options),
+    ),
+    "band": ({"bandwidth": 4}, lambda *series, **options: softdtw(*series, bandwidth=4, **options)),
+    "cosine": ({"dist": "cosine"}, lambda *series, **options: softdtw(*series, dist="cosine", **options)),
+    "huber, soft": (
+        {"dist": huber, "divergence": "soft"},
+        lambda *series, **options: softdtw_divergence(*series, dist=huber, **options),
+    ),
+    "squares, sharp": (
+        {"dist": lambda x, y: torch.cdist(x, y).square(), "divergence": "sharp"},
+        lambda *series, **options: softdtw_divergence(*series, kind="sharp", **options),
+    ),
+}
+
+
+def ragged_set(device: str) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """(9, 14, 2) waves with NaN in the padding, their lengths, and weights."""
+    generator = torch.Generator().manual_seed(3)
+    time = torch.linspace(0, 5, 14, dtype=torch.float64)
+    phase = torch.rand(9, 1, generator=generator, dtype=torch.float64)
+    X = torch.stack([(time + phase).sin(), (time * (1 + phase)).cos()], 2)
+    X += 0.1 * torch.randn(X.shape, generator=generator, dtype=torch.float64)
+    lengths = [14, 11, 12, 13, 12, 14, 11, 13, 12]
+    for series, length in zip(X, lengths, strict=True):
+        series[length:] = math.nan
+    return X.to(device), lengths, torch.rand(9, generator=generator, dtype=torch.float64) + 0.1
+
+
+class TestMeasures:
+    @pytest.mark.parametrize("name", MEASURES)
+    def test_the_loss_is_that_of_the_public_function_and_its_minimum_is_found(
+        self, device: str, name: str
+    ) -> None:
+        options, measure = MEASURES[name]
+        X, lengths, weights = ragged_set(device)
+        z, info = softdtw_barycenter(
+            X,
+            gamma=0.3,
+            lengths=lengths,
+            weights=weights,
+            optimizer="lbfgs",
+            max_iter=200,
+            early_stopping=False,
+            return_info=True,
+            **options,
+        )
+        shares = (weights / weights.sum()).to(device)
+
+        def loss_at(points: torch.Tensor) -> torch.Tensor:
+            """(R,) losses of points (R, L, D)."""
+            series, owners = X.repeat(len(points), 1, 1), points.repeat_interleave(len(X), 0)
+            values = measure(owners, series, gamma=0.3, y_lengths=lengths * len(points))
+            return values.view(len(points), -1) @ shares
+
+        point = z.clone().requires_grad_()
+        loss = loss_at(point.unsqueeze(0)).sum()
+        loss.backward()
+        assert info.best_loss == pytest.approx(loss.item(), rel=1e-9)
+        assert info.best_loss < info.losses[0] - 0.1 * (1 if name != "cosine" else 0)
+        assert point.grad is not None
+        assert point.grad.norm() < 1e-4
+        generator = torch.Generator().manual_seed(4)
+        nearby = z + 0.02 * torch.randn(100, *z.shape, generator=generator, dtype=z.dtype).to(device)
+        with torch.no_grad():
+            assert (loss_at(nearby) > loss).all()
+
+    @pytest.mark.parametrize("divergence", ["soft", "sharp"])
+    def test_copies_average_to_themselves_for_any_gamma(self, device: str, divergence: Any) -> None:
+        one = torch.linspace(0, 6, 12, dtype=torch.float64, device=device).sin().unsqueeze(1)
+        start = one + 0.1 * torch.randn(12, 1, dtype=torch.float64).to(device)
+        options: dict[str, Any] = {"gamma": 1.0, "init": start, "optimizer": "lbfgs", "max_iter": 300}
+        z, info = softdtw_barycenter(
+            one.expand(3, -1, -1), divergence=divergence, tol=0.0, return_info=True, **options
+        )
+        assert info.best_loss < 1e-4 < info.losses[0]
+        assert (z - one).abs().max() < (start - one).abs().max()
+        # Plain Soft-DTW smooths instead.
+        plain = softdtw_barycenter(one.expand(3, -1, -1), **options)
+        assert (plain - one).abs().max() > 3 * (z - one).abs().max()
+
+
+class TestNewton:
+    @pytest.mark.parametrize("divergence", [None, "soft"])
+    def test_the_minimum_of_lbfgs_in_fewer_iterations(self, device: str, divergence: Any) -> None:
+        X, lengths, weights = ragged_set(device)
+        options: dict[str, Any] = {
+            "gamma": 0.3, "lengths": lengths, "weights": weights, "divergence": divergence,
+            "max_iter": 400, "early_stopping": False, "return_info": True,
+        }  # fmt: skip
+        expected, lbfgs = softdtw_barycenter(X, optimizer="lbfgs", **options)
+        z, newton = softdtw_barycenter(X, optimizer="newton-cg", **options)
+        assert newton.stop_reason == "converged"
+        assert newton.best_loss <= lbfgs.best_loss + 1e-9
+        assert newton.iterations < lbfgs.iterations
+        torch.testing.assert_close(z, expected, rtol=1e-3, atol=1e-3)
+
+
+class TestClusters:
+    LABELS = (2, 0, 2, 1, 0, 2, 2, 1, 0)
+
+    @OPTIMIZERS
+    @pytest.mark.parametrize("name", ["plain", "soft", "sharp", "band", "cosine"])
+    def test_each_is_a_call_of_its_own(self, device: str, optimizer: Any, name: str) -> None:
+        if optimizer == "newton-cg" and name not in ("plain", "soft"):
+            pytest.skip("no Hessian, or nothing that the others do not show")
+        X, lengths, weights = ragged_set(device)
+        options = {"gamma": 0.3, "length": 12, "max_iter": 6, "optimizer": optimizer, **MEASURES[name][0]}
+        z, infos = softdtw_barycenters(
+            X, self.LABELS, lengths=lengths, weights=weights, return_info=True, **options
+        )
+        again = softdtw_barycenters(X, self.LABELS, lengths=lengths, weights=weights, **options)
+        assert torch.equal(z, again)
+        for k in range(3):
+            own = [i for i, label in enumerate(self.LABELS) if label == k]
+            alone, info = softdtw_barycenter(
+                X[own], lengths=[lengths[i] for i in own], weights=weights[own], return_info=True, **options
+            )
+            torch.testing.assert_close(z[k], alone, rtol=1e-6, atol=1e-6)
+            assert infos[k].losses == pytest.approx(info.losses, rel=1e-6, abs=1e-9)
+            assert (infos[k].iterations, infos[k].stop_reason) == (info.iterations, info.stop_reason)
+
+    @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda each: torch.tensor(each).int()])
+    def test_labels_of_any_kind(self, device: str, kind: Any) -> None:
+        X = block_waves(device)
+        labels = [1, 0, 0, 1, 1, 0, 1, 1]
+        expected = softdtw_barycenters(X, labels, max_iter=3)
+        assert torch.equal(softdtw_barycenters(X, kind(labels), max_iter=3), expected)
+        ragged = [series[: 40 + k] for k, series in enumerate(X)]
+        assert softdtw_barycenters(ragged, kind(labels), max_iter=3).shape == (2, 44, 1)
+
+    def test_a_cluster_that_has_stopped_costs_nothing(
+        self, device: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        X = block_waves(device).double()
+        asked = []
+
+        def watched(problem: Any, count: int, *arguments: Any) -> torch.Tensor:
+            asked.append(count)
+            return pair_values(problem, count, *arguments)
+
+        monkeypatch.setattr(barycenters, "pair_values", watched)
+        # The start of cluster 1 is at its minimum already.
+        minimum = softdtw_barycenter(X[3:], gamma=0.1, optimizer="lbfgs", early_stopping=False)
+        asked.clear()
+        z, infos = softdtw_barycenters(
+            X,
+            [0] * 3 + [1] * 5,
+            gamma=0.1,
+            init=torch.stack([X[0], minimum]),
+            optimizer="lbfgs",
+            early_stopping=False,
+            return_info=True,
+        )
+        assert torch.equal(z[1], minimum)
+        assert infos[1].iterations <= 1
+        assert infos[1].stop_reason == "converged"
+        assert infos[0].iterations > 3
+        # One list of all pairs for the start, soon cluster 0 alone.
+        assert asked[0] == 8
+        assert set(asked[2:]) == {3}
+
+    def test_sums_in_groups(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        X = block_waves(device, 12).double()
+        labels = [0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1]
+        options: dict[str, Any] = {"gamma": 0.1, "optimizer": "newton-cg", "max_iter": 5}
+        expected = softdtw_barycenters(X, labels, **options)
+        for size in (1, 2, 3):
+            monkeypatch.setattr(barycenters, "SERIES_OF_A_GROUP", size)
+            torch.testing.assert_close(softdtw_barycenters(X, labels, **options), expected)
+
+    @OPTIMIZERS
+    def test_empty_clusters_keep_their_start(self, device: str, optimizer: Any) -> None:
+        X = block_waves(device)
+        init = X[:4].clone()
+        seen = []
+        z, infos = softdtw_barycenters(
+            X,
+            [2, 0, 0, 2, 2, 0, 0, 3],
+            weights=[1.0] * 7 + [0.0],
+            init=init,
+            gamma=0.1,
+            max_iter=4,
+            optimizer=optimizer,
+            return_info=True,
+            callback=lambda step, iterates, losses: seen.append(losses),
+        )
+        assert z.isfinite().all()
+        for k in (1, 3):
+            assert torch.equal(z[k], init[k])
+            assert infos[k] == BarycenterInfo([], 0, "empty")
+            assert math.isnan(infos[k].best_loss)
+            assert math.isnan(seen[0][k])
+        for k in (0, 2):
+            assert infos[k].best_loss < infos[k].losses[0]
+
+    def test_more_clusters_than_labels(self, device: str) -> None:
+        X = block_waves(device)
+        z = softdtw_barycenters(X, [0] * 8, 3, init=X[:3], max_iter=2)
+        assert torch.equal(z[1:], X[1:3])
+
+    def test_clusters_stop_for_their_own_reasons(self, device: str) -> None:
+        X = block_waves(device)
+        _, (first, second) = softdtw_barycenters(
+            torch.cat([X, 1e3 * X]), [0] * 8 + [1] * 8, gamma=0.1, tol=1.0, patience=2, max_iter=60,
+            optimizer="lbfgs", return_info=True,
+        )  # fmt: skip
+        assert first.stop_reason == "early_stopping"
+        assert second.iterations > first.iterations
+
+
+class TestCallback:
+    def test_one(self, device: str) -> None:
+        X = block_waves(device)
+        seen: list[tuple[int, torch.Tensor, float]] = []
+        z, info = softdtw_barycenter(
+            X, gamma=0.1, max_iter=4, return_info=True, callback=lambda *each: seen.append(each)
+        )
+        assert [step for step, _, _ in seen] == [1, 2, 3, 4]
+        assert [loss for _, _, loss in seen] == info.losses[1:]
+        for _, iterate, loss in seen:
+            assert iterate.shape == (50, 1)
+            assert loss_of(iterate, X, 0.1) == pytest.approx(loss, rel=1e-5)
+        assert torch.equal(seen[-1][1], z)
+        # Iterates are the callback's own.
+        changed = softdtw_barycenter(
+            X, gamma=0.1, max_iter=4, callback=lambda _, iterate, __: iterate.zero_()
+        )
+        assert torch.equal(changed, z)
+
+    def test_several(self, device: str) -> None:
+        X = block_waves(device)
+        shapes = []
+        softdtw_barycenters(
+            X,
+            [0, 1] * 4,
+            max_iter=2,
+            callback=lambda step, iterates, losses: shapes.append((step, iterates.shape, len(losses))),
+        )
+        assert shapes == [(1, (2, 50, 1), 2), (2, (2, 50, 1), 2)]
+
+    def test_an_error_ends_the_call(self, device: str) -> None:
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            softdtw_barycenter(block_waves(device), callback=stop)
+
+
+@OPTIMIZERS
+def test_no_iterations(device: str, optimizer: Any) -> None:
+    X = block_waves(device)
+    z, info = softdtw_barycenter(X, gamma=0.1, max_iter=0, optimizer=optimizer, return_info=True)
+    torch.testing.assert_close(z, X.mean(0))
+    assert info.iterations == 0
+    assert info.stop_reason == "max_iter"
+    assert info.losses == pytest.approx([loss_of(z, X, 0.1)], rel=1e-6)
+    assert torch.equal(softdtw_barycenter(X, max_iter=0, init=X[3]), X[3])
+
+
+def minimise(kind: str, start: torch.Tensor, functions: list[Callable[..., torch.Tensor]]) -> torch.Tensor:
+    """Where an optimizer of points (k, n), each with a function of its own, ends."""
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        return torch.stack([function(*row) for function, row in zip(functions, z, strict=True)])
+
+    def evaluate(z: torch.Tensor, which: list[bool]) -> Points:
+        z = z.detach().requires_grad_()
+        losses = loss(z)
+        (gradient,) = torch.autograd.grad(losses.sum(), z)
+        losses = losses.detach()
+        return Points(z.detach(), losses, gradient, 1e-16 * losses.abs())
+
+    def hessians(z: torch.Tensor, which: list[bool]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda v: torch.autograd.functional.hvp(lambda each: loss(each).sum(), z, v)[1]
+
+    optimizer = (
+        _descent.LBFGS(evaluate, 1.0) if kind == "lbfgs" else _descent.NewtonCG(evaluate, hessians, 1.0)
+    )
+    at, active = evaluate(start, [True] * len(start)), [True] * len(start)
+    for _ in range(200):
+        at, moved = optimizer.step(at, active)
+        active = [one and still for one, still in zip(active, moved.tolist(), strict=True)]
+    assert not any(active)
+    return at.z
+
+
+@pytest.mark.parametrize("kind", ["lbfgs", "newton-cg"])
+def test_points_with_functions_of_their_own(kind: str) -> None:
+    functions: list[Callable[..., torch.Tensor]] = [
+        lambda x, y: (1 - x).square() + 100 * (y - x * x).square(),  # Rosenbrock's valley
+        lambda x, y: 1e4 * (x - 3).square() + 1e-2 * (y + 5).square(),
+        lambda x, y: x**4 / 4 - x**2 / 2 + y**2,  # a saddle at zero, next to the start
+        lambda x, y: (1 + x * x).sqrt() + (1 + y * y).sqrt(),  # nearly flat far from the minimum
+    ]
+    start = torch.tensor([[-1.2, 1.0], [0.0, 0.0], [1e-3, 1.0], [40.0, -30.0]], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 1.0], [3.0, -5.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    ends = minimise(kind, start, functions)
+    ends[2, 0] = ends[2, 0].abs()  # either of its minima
+    torch.testing.assert_close(ends, expected, rtol=1e-5, atol=1e-5)

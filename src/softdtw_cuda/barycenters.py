@@ -597,7 +597,7 @@ class _Clusters(NamedTuple):
     @property
     def owners(self) -> Tensor:
         """(G,) the cluster of each group."""
-        return torch.repeat_interleave(self.groups)
+        return torch.repeat_interleave(self.groups, output_size=len(self.group_sizes))
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sums (k, ...) over each cluster of rows (K, ...)."""
@@ -720,7 +720,7 @@ class _Objective:
         clusters, device = self.clusters, self.problem.x.device
         chosen = torch.tensor(which, device=device)
         of_groups = chosen[clusters.owners]
-        of_series = torch.repeat_interleave(of_groups, clusters.group_sizes)
+        of_series = torch.repeat_interleave(of_groups, clusters.group_sizes, output_size=len(clusters.order))
         part = _Clusters(
             clusters.order[of_series],
             clusters.shares[of_series],
@@ -730,7 +730,8 @@ class _Objective:
         )
         groups, pairs = self._shares(part)
         own_groups, own_pairs = groups[self.processes.rank], pairs[self.processes.rank]
-        group = torch.repeat_interleave(part.group_sizes[own_groups])
+        count = own_pairs.stop - own_pairs.start
+        group = torch.repeat_interleave(part.group_sizes[own_groups], output_size=count)
         return _Selection(
             chosen.nonzero().squeeze(1),
             part,
