@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.rendezvous import rendezvous
 
 from . import distributed
 from ._distances import METRICS
@@ -44,27 +47,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     in_group = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.distributed.is_initialized()
     try:
-        device = distributed.own_device() if parsed.device == "auto" else torch.device(parsed.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         if in_group:
-            # torchrun ends the others where a process fails. Processes that are done wait for the slowest,
-            # which may take longer than torch's ten or thirty minutes.
-            torch.distributed.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30)
-            )
-        parsed.run(parsed, device)
+            _join_group()
+        parsed.run(parsed)
     except KeyboardInterrupt:
         print("softdtw_cuda: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except distributed.ProcessFailed:
+        return 1  # that process says why
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        if int(os.environ.get("RANK", "0")) == 0 or not isinstance(error, (TypeError, ValueError)):
-            print(f"softdtw_cuda: error: {_message(error)}", file=sys.stderr)
+        print(f"softdtw_cuda: error: {_message(error)}", file=sys.stderr)
         return 1
     finally:
         if in_group and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return 0
+
+
+def _join_group() -> None:
+    """The processes of torchrun meet.
+
+    After a restart torchrun's store still has the addresses of the processes that it ended, under the names
+    where gloo looks for them. So process 0 chooses a new prefix each time, and tells it to whoever asks: a
+    process asks with a number of its own, which no earlier one had.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    meeting = uuid.uuid4().hex
+    if rank == 0:
+        missing = set(range(1, size))
+        while missing:
+            for other in tuple(missing):
+                if store.check([f"asks/{other}"]):
+                    store.set(f"answer/{store.get(f'asks/{other}').decode()}", meeting)
+                if store.check([f"has/{meeting}/{other}"]):
+                    missing.remove(other)
+            time.sleep(0.01)
+    else:
+        number = uuid.uuid4().hex
+        store.set(f"asks/{rank}", number)
+        meeting = store.get(f"answer/{number}").decode()
+        store.set(f"has/{meeting}/{rank}", "")
+    # Values go into files, not to each other, so gloo serves GPUs, too: it needs none of their memory and
+    # notices when a process is gone. Processes that are done wait for the slowest, which may take longer than
+    # torch's thirty minutes.
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.PrefixStore(meeting, store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(days=30),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,44 +165,72 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bar")
 
 
-def _cdist(parsed: argparse.Namespace, device: torch.device) -> None:
-    x, y = _load(parsed.x), None if parsed.y is None else _load(parsed.y)
+def _cdist(parsed: argparse.Namespace) -> None:
+    inputs = _inputs(parsed, [parsed.out])
     distributed.cdist(
-        x,
-        y,
-        x_lengths=_load_lengths(parsed.x_lengths),
-        y_lengths=_load_lengths(parsed.y_lengths),
+        inputs.x,
+        inputs.y,
+        x_lengths=inputs.x_lengths,
+        y_lengths=inputs.y_lengths,
         out=parsed.out,
-        **_options(parsed, device),
+        device=inputs.device,
+        **_options(parsed),
     )
 
 
-def _knn(parsed: argparse.Namespace, device: torch.device) -> None:
-    x, y = _load(parsed.x), None if parsed.y is None else _load(parsed.y)
+def _knn(parsed: argparse.Namespace) -> None:
+    inputs = _inputs(parsed, [parsed.out, parsed.indices])
     distributed.knn(
-        x,
-        y,
+        inputs.x,
+        inputs.y,
         parsed.k,
-        query_lengths=_load_lengths(parsed.x_lengths),
-        database_lengths=_load_lengths(parsed.y_lengths),
-        exclude_self=y is None,
+        query_lengths=inputs.x_lengths,
+        database_lengths=inputs.y_lengths,
+        exclude_self=inputs.y is None,
         out=(parsed.out, parsed.indices),
-        **_options(parsed, device),
+        device=inputs.device,
+        **_options(parsed),
     )
 
 
-def _options(parsed: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    # torchrun gives the whole command again after a failure: what the first run wrote is to be kept then.
-    first = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0
-    return {
-        "gamma": parsed.gamma,
-        "bandwidth": parsed.bandwidth,
-        "normalize": parsed.normalize,
-        "dist": parsed.dist,
-        "device": device,
-        "overwrite": parsed.overwrite and first,
-        "progress": parsed.progress,
-    }
+def _options(parsed: argparse.Namespace) -> dict[str, Any]:
+    names = ("gamma", "bandwidth", "normalize", "dist", "overwrite", "progress")
+    return {name: getattr(parsed, name) for name in names}
+
+
+class _Inputs(NamedTuple):
+    x: Array
+    y: Array | None
+    x_lengths: Any
+    y_lengths: Any
+    device: torch.device
+
+
+def _inputs(parsed: argparse.Namespace, outputs: Sequence[Path]) -> _Inputs:
+    """The files, and where to compute; what one process cannot find ends all of them."""
+    with distributed.in_every_process():
+        given = [path for path in (parsed.x, parsed.y, parsed.x_lengths, parsed.y_lengths) if path]
+        for path in outputs:
+            if path.resolve() in [each.resolve() for each in given]:
+                raise ValueError(f"{path} is an input and an output, expected another name for the output.")
+        x, y = _load(parsed.x), None if parsed.y is None else _load(parsed.y)
+        x_lengths, y_lengths = _load_lengths(parsed.x_lengths), _load_lengths(parsed.y_lengths)
+        device = _device(parsed.device)
+    return _Inputs(x, y, x_lengths, y_lengths, device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return distributed.own_device()
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "--device is cuda, but torch finds no GPU here; leave it out to compute on the CPU."
+            )
+        if device.index is None:
+            return distributed.own_device()
+    return device
 
 
 def _load(path: Path) -> Array:

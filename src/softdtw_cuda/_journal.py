@@ -8,9 +8,13 @@ Beside `d.npy` lies the folder `d.npy.journal`:
   it and of the description. A line that a crash has torn fails its checksum and is ignored.
 
 The order of writes makes it safe to stop at any moment. Output files are filled with NaN (or −1), written out
-under another name, and renamed once `job.json` is written out; so an output file without a journal is
-somebody's own, and a journal without its output files is an early stop. A line is appended when what it
-speaks of is written out.
+under another name, and renamed once `job.json` is written out; those of an earlier job are removed before its
+journal. So an output file without a journal is somebody's own, and a journal without its output files is an
+early stop. A line is appended when what it speaks of is written out.
+
+Several processes, on several machines, write into one file, each its own bytes. Processes of a run that was
+given up may still be at it: if the job is the same they write the same bytes, and if it is not the files
+are others, under the same name.
 """
 
 from __future__ import annotations
@@ -77,14 +81,22 @@ class Journal:
         self._log: BinaryIO | None = None
         self._lock: BinaryIO | None = None
 
-    def begin(self, overwrite: bool = False) -> set[int]:
+    def begin(self, overwrite: bool = False, restarted: bool = False) -> set[int]:
         """Find what is finished, or make the files; to be called by one process, before the others `open`.
+
+        Args:
+            overwrite: make the files anew, whatever is there.
+            restarted: an earlier start of this run may have overwritten already. What is of this job is kept.
 
         Raises:
             BlockingIOError: another run has begun and not ended.
             FileExistsError: an output file exists and is not of this job.
             OSError: naming the file and what to do about it, for a full disk among others.
         """
+        if not self.folder.parent.is_dir():
+            raise FileNotFoundError(
+                errno.ENOENT, "there is no such folder for the output; make it first", str(self.folder.parent)
+            )
         existing = [each.path for each in self.outputs if each.path.exists()]
         for path in existing:
             if not path.is_file():
@@ -100,11 +112,13 @@ class Journal:
             )
         self._acquire_lock()
         written = _read_job(self.folder)
+        if restarted and written == self.job and all(map(_holds, self.outputs)):
+            overwrite = False
         if existing and not overwrite and written is not None:
             if written != self.job:
                 raise FileExistsError(
                     errno.EEXIST,
-                    f"the output belongs to another job: {_difference(written, self.job)}; choose another "
+                    f"the output belongs to another job: {difference(written, self.job)}; choose another "
                     "name, or allow to overwrite it",
                     str(existing[0]),
                 )
@@ -124,10 +138,13 @@ class Journal:
     def open(self) -> None:
         """Get ready to write; after `begin` of whichever process."""
         for each in self.outputs:
-            file = open(each.path, "r+b", buffering=0)  # noqa: SIM115  # closed by close()
-            self._files.append(file)
-            _read_header(file)
-            self._starts.append(file.tell())
+            with open(each.path, "rb") as header:
+                _read_header(header)
+                self._starts.append(header.tell())
+            # For writing alone: where it may read, too, an NFS client reads the page around the bytes and
+            # writes all of it back, with what other machines have changed in it since.
+            handle = os.open(each.path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            self._files.append(open(handle, "wb", buffering=0))  # noqa: SIM115  # closed by close()
         path = self.folder / f"finished-{self._process}.log"
         self._log = open(path, "ab", buffering=0)  # noqa: SIM115
         if self._log.tell():
@@ -185,17 +202,19 @@ class Journal:
         return b"%d %08x\n" % (tile, zlib.crc32(b"%d " % tile + self._seal))
 
     def _create(self) -> None:
+        for each in self.outputs:
+            each.path.unlink(missing_ok=True)
+        _sync_folder(self.folder.parent)
         for old in self.folder.glob("finished-*.log"):
             old.unlink()
-        with contextlib.suppress(FileNotFoundError):
-            (self.folder / "job.json").unlink()
+        (self.folder / "job.json").unlink(missing_ok=True)
         _sync_folder(self.folder)
         drafts = [each.path.with_name(each.path.name + ".draft") for each in self.outputs]
         try:
             for each, draft in zip(self.outputs, drafts, strict=True):
                 _fill(each, draft)
-            draft = self.folder / "job.json.draft"
-            with _explained(draft), open(draft, "wb") as file:
+            description = self.folder / "job.json.draft"
+            with _explained(description), open(description, "wb") as file:
                 file.write(json.dumps(self.job, indent=1).encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -204,7 +223,7 @@ class Journal:
                 with contextlib.suppress(OSError):
                     draft.unlink()
             raise
-        os.replace(draft, self.folder / "job.json")
+        os.replace(description, self.folder / "job.json")
         _sync_folder(self.folder)
         for each, draft in zip(self.outputs, drafts, strict=True):
             os.replace(draft, each.path)
@@ -231,6 +250,7 @@ class Journal:
 
 
 def _folder_of(path: Path) -> Path:
+    path = path.absolute()  # "." has no name
     return path.with_name(path.name + ".journal")
 
 
@@ -242,14 +262,14 @@ def _read_job(folder: Path) -> dict[str, Any] | None:
     return job if isinstance(job, dict) else None
 
 
-def _difference(written: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def difference(written: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """The first thing that two descriptions disagree about, for a person."""
     for key in (*asked, *written):
         then, now = written.get(key), asked.get(key)
         if then == now:
             continue
         if isinstance(then, dict) and isinstance(now, dict):
-            return f"{key}: {_difference(then, now)}"
+            return f"{key}: {difference(then, now)}"
         return f"{key} was {then!r}, is {now!r}"
     return "no difference"
 

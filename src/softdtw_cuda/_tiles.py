@@ -56,7 +56,7 @@ def square_tiles(
         y_lengths: (L,). None: x is compared with itself. Then only the tiles from the diagonal on are listed,
             and of one on the diagonal (rows equal to columns) each unordered pair is counted once.
         bandwidth: Sakoe-Chiba radius, or `NO_BAND`.
-        device: "cpu" or "cuda", for the size of a tile.
+        device: type of the device, for the size of a tile.
     """
     symmetric = y_lengths is None
     columns = x_lengths if y_lengths is None else y_lengths
@@ -64,7 +64,7 @@ def square_tiles(
     x_steps, y_steps = int(x_lengths.sum()), int(columns.sum())
     if total == 0:
         return []
-    tiles = _number_of_tiles(total // 2 if symmetric else total, LARGEST_TILE[device])
+    tiles = _number_of_tiles(total // 2 if symmetric else total, _largest(LARGEST_TILE, device))
     # Of a set with itself about half of the grid's tiles are computed.
     area = x_steps * y_steps / (2 * tiles if symmetric else tiles)
     row_parts = min(len(x_lengths), max(1, round(x_steps / math.sqrt(area))))
@@ -82,7 +82,7 @@ def row_tiles(x_lengths: np.ndarray, y_lengths: np.ndarray, bandwidth: int, devi
     total = count_cells(x_lengths, y_lengths, bandwidth)
     if total == 0:
         return []
-    row_cuts = _cuts(x_lengths, min(_number_of_tiles(total, LARGEST_STRIP[device]), len(x_lengths)))
+    row_cuts = _cuts(x_lengths, min(_number_of_tiles(total, _largest(LARGEST_STRIP, device)), len(x_lengths)))
     return _tiles(row_cuts, [0, len(y_lengths)], x_lengths, y_lengths, bandwidth, False)
 
 
@@ -107,6 +107,11 @@ def divide(tiles: Sequence[Tile], processes: int) -> list[range]:
     cuts = np.searchsorted(middles, total * np.arange(processes + 1) / processes)
     cuts[0], cuts[-1] = 0, len(tiles)
     return [range(int(start), int(stop)) for start, stop in itertools.pairwise(cuts)]
+
+
+def _largest(sizes: dict[str, int], device: str) -> int:
+    """Devices without kernels of their own are about as fast as a CPU."""
+    return sizes.get(device, sizes["cpu"])
 
 
 def _number_of_tiles(cells: int, largest: int) -> int:

@@ -3,15 +3,20 @@
 The work is cut into tiles (`_tiles.py`), each process computes a range of them with about as many cells as
 the others', and the results are gathered, or written tile by tile into files with a journal
 (`_journal.py`). Without a process group one process does everything, with the same results, bit for bit.
+
+What one process raises, every process raises, so that none waits for an answer that never comes. A process
+that is killed is another matter: gloo notices and raises in the others; NCCL does not, and whoever started
+them (torchrun does) has to end them.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,8 +26,8 @@ from torch import Tensor
 from torch import distributed as dist
 from tqdm import tqdm
 
-from ._journal import Journal, Output, hash_array
-from ._series import Array, Series, as_batch, is_numpy
+from ._journal import Journal, Output, difference, hash_array
+from ._series import Array, Series, as_batch, in_kind
 from ._tiles import Tile, divide, row_tiles, square_tiles
 from ._validation import (
     Lengths,
@@ -77,7 +82,8 @@ def cdist(
             tile: what is not finished is NaN. The folder `out` + ".journal" lists the finished tiles; the
             same call, after whatever ended the last one, computes the others. Values and journal are written
             out after the tile that ends half a second, and at the end.
-        overwrite: start again where `out` exists, whatever is in it.
+        overwrite: start again where `out` exists, whatever is in it. (After a restart by torchrun what the
+            earlier start of this very call has finished is kept.)
         progress: process 0 shows a progress bar of its share.
 
     Returns:
@@ -87,35 +93,43 @@ def cdist(
         TypeError, ValueError: as :func:`softdtw_cuda.softdtw_cdist`.
         FileExistsError: `out` exists and is of other inputs or options, or has no journal.
         OSError: for other troubles with the file, a full disk among them. What is finished is kept.
+        ProcessFailed: another process has raised one of these.
+
+    Examples:
+        >>> cdist(torch.randn(5, 50, 3), torch.randn(7, 60, 3), gamma=0.1).shape
+        torch.Size([5, 7])
     """
-    normalize, symmetric = check_flag("normalize", normalize), y is None
-    options: dict[str, Any] = {"gamma": gamma, "bandwidth": bandwidth, "normalize": normalize, "dist": dist}
-    rows = _check_side("x", x, x_lengths, device)
-    columns = rows if y is None else _check_side("y", y, y_lengths, device)
-    value_dtype = _check_options(rows, None if symmetric else columns, y_lengths, options)
+    symmetric, place = y is None, _device_of(x, device)
+    with _current(place), in_every_process():
+        rows = _check_side("x", x, x_lengths, place)
+        columns = rows if y is None else _check_side("y", y, y_lengths, place)
+        options, value_dtype = _check_options(
+            rows, None if symmetric else columns, y_lengths, gamma, bandwidth, normalize, dist
+        )
     tiles = square_tiles(
-        rows.lengths, None if symmetric else columns.lengths, check_bandwidth(bandwidth), rows.device.type
+        rows.lengths, None if symmetric else columns.lengths, check_bandwidth(bandwidth), place.type
     )
     held: dict[tuple[int, int], tuple[Tensor, list[int]]] = {}
 
     def compute(tile: Tile) -> tuple[Tensor, ...]:
-        place = (tile.row_start, tile.row_stop)
-        if place not in held:  # the tiles of a row have its series in common
+        span = (tile.row_start, tile.row_stop)
+        if span not in held:  # the tiles of a row have its series in common
             held.clear()
-            held[place] = rows.take(tile.rows)
-        first, first_lengths = held[place]
+            held[span] = rows.take(tile.rows)
+        first, first_lengths = held[span]
         if symmetric and tile.rows == tile.columns:
             return (softdtw_cdist(first, x_lengths=first_lengths, **options),)
         second, second_lengths = columns.take(tile.columns)
         return (softdtw_cdist(first, second, x_lengths=first_lengths, y_lengths=second_lengths, **options),)
 
     shape = (len(rows.lengths), len(columns.lengths))
-    work = _Work(tiles, [(shape, _numpy_dtype(value_dtype), np.nan)], symmetric, compute, rows.device)
-    if out is None:
-        (values,) = _in_memory(work, progress)
-        return values.numpy(force=True) if is_numpy(x) else values.to(rows.series.device)
     inputs = {"x": rows} if symmetric else {"x": rows, "y": columns}
-    return _in_files(work, [out], "cdist", inputs, options, overwrite, progress)[0]
+    outputs = [(shape, _numpy_dtype(value_dtype), np.nan)]
+    work = _Work("cdist", inputs, options, tiles, outputs, symmetric, compute, place)
+    with _current(place):
+        if out is not None:
+            return _in_files(work, [out], overwrite, progress)[0]
+        return in_kind(_in_memory(work, progress)[0], x, rows.home)
 
 
 @explains_arguments
@@ -156,15 +170,31 @@ def knn(
         :func:`softdtw_cuda.softdtw_knn`; with `out` memory maps of those files.
 
     Raises:
-        TypeError, ValueError, FileExistsError, OSError: as :func:`cdist`.
+        TypeError, ValueError, FileExistsError, OSError, ProcessFailed: as :func:`cdist`.
+
+    Examples:
+        >>> values, indices = knn(torch.randn(5, 50, 3), torch.randn(100, 60, 3), 3, gamma=0.1)
+        >>> indices.shape
+        torch.Size([5, 3])
     """
-    normalize, exclude_self = check_flag("normalize", normalize), check_flag("exclude_self", exclude_self)
-    options: dict[str, Any] = {"gamma": gamma, "bandwidth": bandwidth, "normalize": normalize, "dist": dist}
-    rows = _check_side("queries", queries, query_lengths, device)
-    columns = rows if database is None else _check_side("database", database, database_lengths, device)
-    value_dtype = _check_options(rows, None if database is None else columns, database_lengths, options)
-    k = check_neighbours(k, len(columns.lengths), exclude_self)
-    strips = row_tiles(rows.lengths, columns.lengths, check_bandwidth(bandwidth), rows.device.type)
+    place = _device_of(queries, device)
+    with _current(place), in_every_process():
+        exclude_self = check_flag("exclude_self", exclude_self)
+        rows = _check_side("queries", queries, query_lengths, place)
+        columns = rows if database is None else _check_side("database", database, database_lengths, place)
+        options, value_dtype = _check_options(
+            rows,
+            None if database is None else columns,
+            database_lengths,
+            gamma,
+            bandwidth,
+            normalize,
+            dist,
+        )
+        k = check_neighbours(k, len(columns.lengths), exclude_self)
+        if out is not None and (isinstance(out, (str, os.PathLike)) or len(out) != 2):
+            raise ValueError(f"out must be two files, for values and for indices, got {out!r}.")
+    strips = row_tiles(rows.lengths, columns.lengths, check_bandwidth(bandwidth), place.type)
     column_lengths = columns.lengths.tolist()
 
     def compute(tile: Tile) -> tuple[Tensor, ...]:
@@ -182,29 +212,36 @@ def knn(
         return without_self(nearest, tile.row_start) if exclude_self else nearest
 
     shape = (len(rows.lengths), k)
-    outputs = [(shape, _numpy_dtype(value_dtype), np.nan), (shape, np.dtype(np.int64), -1)]
-    tiles = [strip._replace(column_start=0, column_stop=k) for strip in strips]
-    work = _Work(tiles, outputs, False, compute, rows.device)
-    if out is None:
-        values, indices = _in_memory(work, progress)
-        if is_numpy(queries):
-            return values.numpy(force=True), indices.numpy(force=True)
-        return values.to(rows.series.device), indices.to(rows.series.device)
     inputs = {"queries": rows} if database is None else {"queries": rows, "database": columns}
     job_options = {**options, "k": k, "exclude_self": exclude_self}
-    values_file, indices_file = _in_files(work, out, "knn", inputs, job_options, overwrite, progress)
-    return values_file, indices_file
+    tiles = [strip._replace(column_start=0, column_stop=k) for strip in strips]
+    outputs = [(shape, _numpy_dtype(value_dtype), np.nan), (shape, np.dtype(np.int64), -1)]
+    work = _Work("knn", inputs, job_options, tiles, outputs, False, compute, place)
+    with _current(place):
+        if out is not None:
+            values_file, indices_file = _in_files(work, out, overwrite, progress)
+            return values_file, indices_file
+        values, indices = _in_memory(work, progress)
+        return in_kind(values, queries, rows.home), in_kind(indices, queries, rows.home)
 
 
 # ---- arguments
 
 
 class _Side(NamedTuple):
-    """A set of series: where it is, how long its series are, where it is computed with."""
+    """A set of series.
+
+    Attributes:
+        series: (K, N, D), on the host or on `device`.
+        lengths: (K,) true lengths.
+        device: where it is computed with.
+        home: where it came from.
+    """
 
     series: Tensor
     lengths: np.ndarray
     device: torch.device
+    home: torch.device
 
     def take(self, part: slice) -> tuple[Tensor, list[int]]:
         """Some of the series on the device, without padding that none of them needs, and their lengths."""
@@ -212,9 +249,20 @@ class _Side(NamedTuple):
         return self.series[part, : int(lengths.max())].to(self.device), lengths.tolist()
 
 
-def _check_side(
-    name: str, series: Series, lengths: Lengths | None, device: torch.device | str | None
-) -> _Side:
+def _device_of(series: Series, device: torch.device | str | None) -> torch.device:
+    """Where to compute; what is wrong with the series is found later."""
+    if device is not None:
+        return torch.device(device)
+    first = series[0] if isinstance(series, (list, tuple)) and len(series) else series
+    return first.device if isinstance(first, Tensor) else own_device()
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: NCCL sends objects from that, and GPU 0 is not for all processes."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _check_side(name: str, series: Series, lengths: Lengths | None, device: torch.device) -> _Side:
     batch, lengths = as_batch(name, series, lengths)
     if not isinstance(batch, Tensor) or batch.dim() != 3:
         shape = f"shape {tuple(batch.shape)}" if hasattr(batch, "shape") else type(batch).__name__
@@ -223,28 +271,42 @@ def _check_side(
             f"(time, features), got {shape}; add a missing feature axis with {name}[..., None]."
         )
     count, size, _ = batch.shape
-    try:
-        given = np.full(count, size) if lengths is None else np.asarray(lengths, dtype=np.int64)
-    except (TypeError, ValueError):
-        raise TypeError(f"the lengths of {name} must be {count} integers, got {lengths!r}.") from None
+    if size == 0:
+        raise ValueError(f"{name} has shape {tuple(batch.shape)}, expected at least one time step.")
+    if isinstance(lengths, Tensor):
+        lengths = lengths.cpu()
+    given = np.full(count, size) if lengths is None else np.asarray(lengths)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"the lengths of {name} must be {count} integers, got {lengths!r}.")
+    given = given.astype(np.int64)
     if given.shape != (count,) or (count and (given.min() < 1 or given.max() > size)):
         raise ValueError(
             f"the lengths of {name} have shape {given.shape} and lie from {given.min(initial=size)} to "
             f"{given.max(initial=0)}, expected {count} numbers from 1 to {size}, one for each series."
         )
-    if device is None:
-        device = own_device() if is_numpy(series) else batch.device
-    return _Side(batch.detach(), given, torch.device(device))
+    home, batch = batch.device, batch.detach()
+    # A set on the host stays there, and is copied part by part.
+    return _Side(batch if home.type == "cpu" else batch.to(device), given, device, home)
 
 
 def _check_options(
-    rows: _Side, columns: _Side | None, column_lengths: Lengths | None, options: Mapping[str, Any]
-) -> torch.dtype:
-    """Raise for what the tiles' own checks would find later, one after the other; the type of the values."""
-    if not isinstance(options["dist"], str):
+    rows: _Side,
+    columns: _Side | None,
+    column_lengths: Lengths | None,
+    gamma: float,
+    bandwidth: int | None,
+    normalize: bool,
+    dist: str,
+) -> tuple[dict[str, Any], torch.dtype]:
+    """Raise for what the tiles' own checks would find later, one after the other.
+
+    The options in plain types, as a journal can keep them, and the type of the values.
+    """
+    normalize = check_flag("normalize", normalize)
+    if not isinstance(dist, str):
         raise TypeError(
-            f"dist must be the name of a metric, got {type(options['dist']).__name__}; a callable of your "
-            "own works with softdtw_cdist, in one process."
+            f"dist must be the name of a metric, got {type(dist).__name__}; a callable of your own works "
+            "with softdtw_cdist, in one process."
         )
     if columns is None and column_lengths is not None:
         raise ValueError("lengths are given for a set that is not; leave them out.")
@@ -257,14 +319,16 @@ def _check_options(
     problem = check_all_pairs(
         outline(rows),
         None if columns is None else outline(columns),
-        options["gamma"],
-        options["bandwidth"],
-        options["dist"],
+        gamma,
+        bandwidth,
+        dist,
         None,
         rows.lengths.tolist(),
         None if columns is None else columns.lengths.tolist(),
     )
-    return problem.value_dtype
+    radius = None if bandwidth is None else problem.bandwidth
+    options = {"gamma": problem.gamma, "bandwidth": radius, "normalize": normalize, "dist": str(dist)}
+    return options, problem.value_dtype
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -289,33 +353,62 @@ def _processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+class ProcessFailed(RuntimeError):
+    """Another process of the group has raised an error, which the message quotes."""
+
+
+def _gather(own: T) -> list[T]:
+    """What every process brings, in the order of their ranks, in every process."""
+    if _processes() == 1:
+        return [own]
+    found: list[Any] = [None] * _processes()
+    try:
+        dist.all_gather_object(found, own)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the processes have lost each other: one was killed, or its machine cannot be reached. Into "
+            f"files, the same again goes on from what is finished ({str(error).split('. ')[0]})."
+        ) from error
+    return found
+
+
+@contextmanager
+def in_every_process() -> Iterator[None]:
+    """Waits at its end for every process; where one of them has raised an error, all raise.
+
+    The first process that has one raises its own, the others `ProcessFailed`.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    texts = _gather(None if error is None else str(error) or type(error).__name__)
+    for process, text in enumerate(texts):
+        if text is not None:
+            if error is not None and process == _rank():
+                raise error
+            raise ProcessFailed(f"process {process} failed: {text}") from error
+
+
 def _on_first(action: Callable[[], T]) -> T:
     """What process 0 gets from the action, in every process; what it raises, every process raises."""
-    answer: list[Any] = [None, None]
-    if _rank() == 0:
-        try:
-            answer[0] = action()
-        except Exception as error:
-            answer[1] = error
-    if _processes() > 1:
-        dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise answer[1]
-    result: T = answer[0]
-    return result
+    results: list[T] = []
+    with in_every_process():
+        if _rank() == 0:
+            results.append(action())
+    return _gather(results)[0][0]
 
 
-def _wait_for_all(error: BaseException | None) -> None:
-    """Until every process is here; raises where one of them comes with an error."""
-    errors: list[Any] = [error]
-    if _processes() > 1:
-        errors = [None] * _processes()
-        dist.all_gather_object(errors, error if error is None else str(error))
-    if error is not None:
-        raise error
-    for process, text in enumerate(errors):
-        if text is not None:
-            raise RuntimeError(f"process {process} failed: {text}")
+def _check_agreement(job: dict[str, object]) -> None:
+    """Raise in every process where one of them was called with something else."""
+    first = _gather(job)[0]
+    with in_every_process():
+        if job != first:
+            raise ValueError(
+                f"process {_rank()} was called with something else than process 0: {difference(first, job)}; "
+                "expected the same arguments in every process."
+            )
 
 
 # ---- tiles
@@ -325,17 +418,44 @@ class _Work(NamedTuple):
     """What is to be computed.
 
     Attributes:
+        command: name of the function.
+        inputs: its sets of series, by their names.
+        options: its other arguments that the values depend on.
         tiles: as they lie in the outputs.
         outputs: shape, type and filling of each.
         mirrored: outputs are symmetric, and the tiles below their diagonal are not listed.
         compute: values of a tile, one tensor for each output.
     """
 
+    command: str
+    inputs: Mapping[str, _Side]
+    options: Mapping[str, object]
     tiles: list[Tile]
     outputs: list[tuple[tuple[int, int], np.dtype[Any], float]]
     mirrored: bool
     compute: Callable[[Tile], tuple[Tensor, ...]]
     device: torch.device
+
+    def describe(self, content: bool) -> dict[str, object]:
+        """All that the bits of the outputs depend on; the series' content, if asked for, by its hash."""
+        from . import __version__
+
+        return {
+            "command": self.command,
+            "options": dict(self.options),
+            "inputs": {
+                name: {
+                    "shape": list(side.series.shape),
+                    "dtype": str(side.series.dtype),
+                    "lengths": hash_array(side.lengths),
+                    **({"content": hash_array(_bytes_of(side.series))} if content else {}),
+                }
+                for name, side in self.inputs.items()
+            },
+            "tiles": hash_array(np.array(self.tiles, dtype=np.int64)),
+            "device": _kind_of(self.device),
+            "versions": {"softdtw_cuda": __version__, "torch": str(torch.__version__)},
+        }
 
     def places(self, tile: Tile) -> list[tuple[slice, slice, bool]]:
         """Rows and columns where a tile's values go, and whether transposed."""
@@ -350,25 +470,37 @@ def _computed(
     consume: Callable[[int, tuple[Tensor, ...]], None],
     progress: bool,
 ) -> None:
-    """Compute tiles; a thread consumes the values of one while the next is computed."""
+    """Compute tiles; a thread consumes the values of one while the next is computed.
+
+    On a GPU the thread has a stream of its own, that waits for the tile's values and not for the next tile's.
+    """
     cells = sum(work.tiles[tile].cells for tile in todo)
     shown = progress and _rank() == 0
     label = f"process 1 of {_processes()}" if _processes() > 1 else None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if work.device.type == "cuda":
-            stack.enter_context(torch.cuda.device(work.device))
+        side = torch.cuda.Stream(work.device) if work.device.type == "cuda" else None
         bar = stack.enter_context(
             tqdm(total=cells, desc=label, unit="cell", unit_scale=True, disable=not shown, smoothing=0.1)
         )
         writer = stack.enter_context(ThreadPoolExecutor(1))
+
+        def take(tile: int, values: tuple[Tensor, ...], ready: torch.cuda.Event | None) -> None:
+            if side is None or ready is None:
+                return consume(tile, values)
+            with torch.cuda.stream(side):
+                side.wait_event(ready)
+                consume(tile, values)
+                side.synchronize()  # the values' memory is free for the next tile now
+
         pending: tuple[int, Future[None]] | None = None
         for tile in todo:
             values = work.compute(work.tiles[tile])
+            ready = None if side is None else torch.cuda.current_stream(work.device).record_event()
             if pending is not None:
                 pending[1].result()
                 bar.update(work.tiles[pending[0]].cells)
-            pending = tile, writer.submit(consume, tile, values)
+            pending = tile, writer.submit(take, tile, values, ready)
         if pending is not None:
             pending[1].result()
             bar.update(work.tiles[pending[0]].cells)
@@ -376,21 +508,20 @@ def _computed(
 
 def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
     """The outputs, gathered in every process."""
+    _check_agreement(work.describe(content=False))
     shares = divide(work.tiles, _processes())
     results = [torch.empty(shape, dtype=_torch_dtype(dtype)) for shape, dtype, _ in work.outputs]
     # NCCL speaks between GPUs only, gloo between CPUs.
-    home = work.device if _processes() > 1 and dist.get_backend() == "nccl" else torch.device("cpu")
+    home = torch.device("cpu")
+    if _processes() > 1 and dist.get_backend() == "nccl":
+        home = work.device if work.device.type == "cuda" else own_device()
     kept: dict[int, tuple[Tensor, ...]] = {}
 
     def consume(tile: int, values: tuple[Tensor, ...]) -> None:
         kept[tile] = tuple(value.to(home) for value in values)
 
-    error: Exception | None = None
-    try:
+    with in_every_process():
         _computed(work, shares[_rank()], consume, progress)
-    except Exception as raised:
-        error = raised
-    _wait_for_all(error)
     for process, share in enumerate(shares):
         for tile in share:
             at = work.tiles[tile]
@@ -408,80 +539,65 @@ def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
 
 
 def _in_files(
-    work: _Work,
-    paths: Sequence[PathLike],
-    command: str,
-    inputs: Mapping[str, _Side],
-    options: Mapping[str, object],
-    overwrite: bool,
-    progress: bool,
+    work: _Work, paths: Sequence[PathLike], overwrite: bool, progress: bool
 ) -> list[np.memmap[Any, Any]]:
     """The outputs in files; tiles that the journal lists are not computed again."""
     outputs = [Output(Path(path), *spec) for path, spec in zip(paths, work.outputs, strict=True)]
-    if len({each.path for each in outputs}) != len(outputs):
+    if len({each.path.resolve() for each in outputs}) != len(outputs):
         raise ValueError(f"out names {outputs[0].path} twice, expected a file for each output.")
+    with in_every_process():
+        job = work.describe(content=True)
+    _check_agreement(job)
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     with ExitStack() as stack:
 
-        def begin() -> tuple[dict[str, object], set[int]]:
-            job = _describe(work, command, inputs, options)
+        def begin() -> set[int]:
             journal = stack.enter_context(Journal(outputs, job, 0))  # holds the lock
-            return job, journal.begin(overwrite)
+            return journal.begin(overwrite, restarted)
 
-        job, finished = _on_first(begin)
-        journal = stack.enter_context(Journal(outputs, job, _rank()))
-        journal.open()
+        finished = _on_first(begin)
         missing = [tile for tile in range(len(work.tiles)) if tile not in finished]
         share = divide([work.tiles[tile] for tile in missing], _processes())[_rank()]
+        journal = stack.enter_context(Journal(outputs, job, _rank()))
         written: list[int] = []
         flushed = time.monotonic()
 
-        def consume(tile: int, values: tuple[Tensor, ...]) -> None:
+        def flush() -> None:
             nonlocal flushed
+            # Not a second time where it fails: of what could not be written out, the next fsync says nothing.
+            tiles, written[:] = list(written), []
+            journal.finish(tiles)
+            flushed = time.monotonic()
+
+        def consume(tile: int, values: tuple[Tensor, ...]) -> None:
             for k, value in enumerate(values):
                 array = value.numpy(force=True)
                 for rows, columns, transposed in work.places(work.tiles[tile]):
                     journal.write(k, rows, columns, array.T if transposed else array)
             written.append(tile)
             if time.monotonic() - flushed >= SECONDS_BETWEEN_FLUSHES:
-                journal.finish(written)
-                written.clear()
-                flushed = time.monotonic()
+                flush()
 
-        error: Exception | None = None
-        try:
+        with in_every_process():
+            journal.open()
             try:
                 _computed(work, [missing[k] for k in share], consume, progress)
             finally:
-                journal.finish(written)
-        except Exception as raised:
-            error = raised
-        _wait_for_all(error)
+                flush()
     return [np.load(each.path, mmap_mode="r") for each in outputs]
 
 
-def _describe(
-    work: _Work, command: str, inputs: Mapping[str, _Side], options: Mapping[str, object]
-) -> dict[str, object]:
-    """All that the bits of the outputs depend on."""
-    from . import __version__
-
-    device = work.device
-    return {
-        "command": command,
-        "options": dict(options),
-        "inputs": {
-            name: {
-                "shape": list(side.series.shape),
-                "dtype": str(side.series.dtype),
-                "content": hash_array(_bytes_of(side.series)),
-                "lengths": hash_array(side.lengths),
-            }
-            for name, side in inputs.items()
-        },
-        "tiles": len(work.tiles),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "versions": {"softdtw_cuda": __version__, "torch": str(torch.__version__)},
-    }
+def _kind_of(device: torch.device) -> str:
+    """Another model of GPU, or a CPU with other vectors, may round differently."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    try:
+        from llvmlite.binding import get_host_cpu_name
+    except ImportError:  # then no code is compiled for this very CPU either
+        return f"cpu {platform.machine()}"
+    return f"cpu {get_host_cpu_name()}"
 
 
 def _bytes_of(series: Tensor) -> Array:
