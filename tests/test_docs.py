@@ -597,13 +597,15 @@ def test_equations_cited_by_the_code_exist() -> None:
 
 
 def test_reference_has_every_public_name(site: Path) -> None:
-    from softdtw_cuda import plot
+    pytest.importorskip("sklearn")
+    from softdtw_cuda import estimators, plot
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     for name in softdtw_cuda.__all__:
         assert f'id="softdtw_cuda.{name}"' in text
-    for name in plot.__all__:
-        assert f'id="softdtw_cuda.plot.{name}"' in text
+    for module in (plot, estimators):
+        for name in module.__all__:
+            assert f'id="{module.__name__}.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
     for found in re.finditer(r"Returns:</span>.*?\u2013", text, re.DOTALL):  # a colon would be parsed
