@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import cases, records, tables  # noqa: E402
 from benchmarks.providers import OURS_COST  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
+from benchmarks.scale import SHARED  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
 LOG_SPACE = DOCS / "data" / "log_space.csv"
@@ -272,6 +274,112 @@ def accuracy() -> str:
     return "\n".join(parts) or NOT_YET
 
 
+def _scale_rows() -> list[Row]:
+    """Whole jobs (benchmarks/scale.py) on every device, GPUs first."""
+    rows = []
+    for path in records.RESULTS.glob("scale-*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows += list(csv.DictReader(file))
+    return sorted(rows, key=lambda row: (not _is_gpu(row["device"]), row["device"]))
+
+
+def _gpu_throughput() -> dict[tuple[int, int], float]:
+    """Cells per second of the forward pass with many pairs, by length and features."""
+    return {
+        (int(row["N"]), int(row["D"])): int(row["B"]) * int(row["N"]) ** 2 / (float(row["p50"]) * 1e-3)
+        for row in records.read_folder(records.RESULTS)
+        if (row["suite"], row["metric"], row["mode"]) == ("throughput", "time", cases.FORWARD)
+        and (row["provider"], row["device"]) == ("this library (fused)", "NVIDIA H200")
+        and row["status"] == "ok"
+    }
+
+
+def _modelled(row: Row) -> str:
+    """Seconds of an H200 by the cost model: cells over the throughput at the nearest length measured."""
+    speeds = {length: speed for (length, d), speed in _gpu_throughput().items() if d == int(row["features"])}
+    if row["device"] != "NVIDIA H200" or not speeds or row["cells"] == "0":
+        return "–"
+    nearest = min(speeds, key=lambda length: abs(math.log(length / int(row["steps"]))))
+    return f"{int(row['cells']) / speeds[nearest]:.3g}"
+
+
+def scale() -> str:
+    """Whole jobs on every device: targets, model, measurement."""
+    parts = []
+    rows = [row for row in _scale_rows() if row["processes"] == "1" and row["job"] != SHARED.name]
+    for device in dict.fromkeys(row["device"] for row in rows):
+        here = [row for row in rows if row["device"] == device]
+        body = []
+        for row in here:
+            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.3g}" if row["cells"] != "0" else "–"
+            mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
+            size = f"{row['job']}, {row['steps']} steps, D = {row['features']}"
+            targets = [row["must"] or "–", row["aim"] or "–"]
+            body.append([size, f"`{row['route']}`", *targets, _modelled(row), row["seconds"] + mark, rate])
+        header = ["job", "route", "must, s", "aim, s", "model, s", "measured, s", "Gcells/s"]
+        runs = dict.fromkeys(f"{row['date']}, {row['versions']}: `{row['command']}`" for row in here)
+        parts.append(f"### {device}\n\n{_markdown(header, body)}\n{'; '.join(runs)}.\n")
+    if not any(_is_gpu(row["device"]) for row in rows):
+        parts.insert(0, "*Not measured on a GPU yet: `python -m benchmarks.scale --write` there.*\n")
+    return "\n".join(parts)
+
+
+def scale_processes() -> str:
+    """One job by several CPU processes, beside the model: a share of the cells for each."""
+    rows = [row for row in _scale_rows() if row["job"] == SHARED.name]
+    if not rows:
+        return NOT_YET
+    one = next(float(row["seconds"]) for row in rows if row["processes"] == "1")
+    body = []
+    for row in sorted(rows, key=lambda row: int(row["processes"])):
+        model = one / int(row["processes"])
+        seconds = float(row["seconds"])
+        body.append([row["processes"], f"{model:.3g}", f"{seconds:.3g}", f"{seconds / model - 1:+.0%}"])
+    first = rows[0]
+    return (
+        f"{_markdown(['processes', 'model, s', 'measured, s', 'difference'], body, '--:')}\n"
+        f"{first['job'].capitalize()} of {first['steps']} steps, one thread a process; CPU time of the "
+        f"busiest process, the least of {first['runs']} runs. {first['device']}, {first['date']}: "
+        f"`{first['command']}`.\n"
+    )
+
+
+def scale_plans() -> str:
+    """On paper: cells over the measured throughput of one H200 at L = 128, D = 1."""
+    speeds = _gpu_throughput()
+    if (128, 1) not in speeds:
+        return NOT_YET
+    speed = speeds[128, 1]
+    body = []
+    for count in (10**6, 10**7, 10**8):
+        for job, pairs, output in (
+            ("all pairs", count * (count + 1) // 2, 4 * count**2),
+            ("10 nearest", count**2, 120 * count),
+        ):
+            times = [_duration(pairs * 128**2 / speed / gpus) for gpus in (1, 8, 64)]
+            sizes = [_bytes(512 * count), _bytes(output)]
+            body.append([f"{count:,}", job, f"{pairs * 128**2:.1e}", *times, *sizes])
+    header = ["series", "job", "cells", "1 GPU", "8 GPUs", "64 GPUs", "input", "output"]
+    return (
+        f"{_markdown(header, body)}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
+        "for many pairs on one H200 ([speed](speed.md)); everything else is arithmetic.\n"
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 1e6:.3g} MB"
+
+
 def log_space() -> str:
     """Gradient errors of float32 in log space and of this library."""
     with LOG_SPACE.open(newline="") as file:
@@ -343,6 +451,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "cpu-targets": cpu_targets,
     "accuracy": accuracy,
     "log-space": log_space,
+    "scale": scale,
+    "scale-processes": scale_processes,
+    "scale-plans": scale_plans,
     "readme": readme,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import records, tables
+from benchmarks import records, scale, tables
 from benchmarks.__main__ import command_line, main
 from benchmarks.bounds import GPUS, least_seconds
 from benchmarks.cases import ACCURACY, HOST, SUITES, Case, cases_of
@@ -455,3 +456,38 @@ def test_small_run_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_this_library_needs_no_path() -> None:
     assert [p.name for p in installed()[0]][:2] == [OURS_FUSED, OURS_COST]
+
+
+def test_whole_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # the second run replaces the rows of the first
+        assert scale.main(["--quick", "--device", "cpu", "--write", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("scale-*.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    shown = capsys.readouterr().out
+    names = [row["job"] for row in rows]
+    for job in scale.QUICK:
+        assert names.count(job.name) == (2 if job.kind == "cdist" else 1) or f"{job.name}: left out" in shown
+    for row in rows:
+        assert float(row["seconds"]) > 0
+        assert row["command"] == "python -m benchmarks.scale --device cpu --share 0.1 --quick --write"
+    assert records.read(path) == []
+
+
+def test_a_share_of_a_search_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the queries is computed, and the time of that times ten stands for all of them."""
+    seen = []
+
+    def count(queries: torch.Tensor, database: torch.Tensor, *_: object, **__: object) -> None:
+        seen.append(len(queries))
+
+    monkeypatch.setattr(scale, "softdtw_knn", count)
+    monkeypatch.setattr(scale, "measure", lambda call: [call(None) or 0.5])
+    monkeypatch.setattr(scale, "cells", lambda job: 2 * 10**14 if job.name == "large" else 1)
+    job = scale.Job("large", "knn", 400, 30, 8)
+    (row,) = scale.run([job], "cpu", 0.1)
+    assert seen == [40]
+    assert (row.seconds, row.share) == ("5", "0.1")
+    (row,) = scale.run([job._replace(name="small")], "cpu", 0.1)
+    assert seen == [40, 400]
+    assert (row.seconds, row.share) == ("0.5", "1")

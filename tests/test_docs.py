@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import softdtw_cuda
-from benchmarks import records
+from benchmarks import records, scale
 from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
 from softdtw_cuda._problem import Problem
 
@@ -154,6 +154,26 @@ def test_pages_show_what_the_csv_says(page: Path) -> None:
 
 def test_the_pages_with_figures() -> None:
     assert {"README.md", "speed.md", "accuracy.md"} <= {page.name for page in figures.pages()}
+
+
+def test_whole_jobs_follow_the_csv(results: Path) -> None:
+    assert "Not measured on a GPU yet" in figures.scale()
+    size = {"B": "1000", "N": "128", "M": "128", "D": "1", "mode": "forward", "device": "NVIDIA H200"}
+    fused = row(suite="throughput", **size, p50="0.02")
+    records.upsert(results, [fused, fused | {"provider": "this library (cost matrix)", "p50": "0.5"}])
+    large = scale.CUDA[3]
+    rows = [scale.row_of(large, "softdtw_knn", 1, 20.0, 1, 0.1)]
+    scale.write(rows, "NVIDIA H200", "a command", results)
+    shown = [scale.row_of(scale.SHARED, "distributed.cdist", n, t, 3) for n, t in ((1, 8.0), (2, 5.0))]
+    scale.write(shown, "Some CPU, 2 cores", "another", results)
+    cells = 100_000**2 * 128**2
+    model = f"{cells / (1000 * 128**2 / 0.02e-3):.3g}"
+    assert f"| 320 | 160 | {model} | 200 (from 10% of the queries) |" in figures.scale()
+    assert "| 2 | 4 | 5 | +25% |" in figures.scale_processes()
+    assert "Not measured" not in figures.scale()
+    plans = figures.scale_plans()
+    assert "| 1,000,000 | 10 nearest | 1.6e+16 | 5.56 h | 41.7 min | 5.21 min | 512 MB | 120 MB |" in plans
+    assert plans.count("\n| 1") == 6
 
 
 def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
