@@ -19,7 +19,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from benchmarks import clustering
 from softdtw_cuda import _kmeans, barycenters, estimators, softdtw_cdist
@@ -53,14 +53,19 @@ def one_thread() -> Iterator[None]:
 each_estimator = pytest.mark.parametrize("model", ALL, ids=lambda model: type(model).__name__)
 
 
-@parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [
+CHECKS = [
+    pytest.param(model, check, id=f"{type(model).__name__}-{check.func.__name__}{check.keywords or ''}")
+    for estimator in (
         SoftDTWKMeans(max_iter=5),
         SoftDTWKNeighborsClassifier(),
         SoftDTWKNeighborsRegressor(),
         SoftDTWNearestCentroid(),
-    ]
-)
+    )
+    for model, check in estimator_checks_generator(estimator)
+]
+
+
+@pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_what_scikit_learn_demands(estimator: Any, check: Any) -> None:
     check(estimator)
 
