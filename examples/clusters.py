@@ -21,10 +21,12 @@ import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for benchmarks, which loads the data
 from benchmarks.ucr_data import load
-from benchmarks.ucr_methods import divergence, k_means, rand_index
+from benchmarks.ucr_methods import rand_index
+from softdtw_cuda import softdtw_cdist
+from softdtw_cuda.estimators import SoftDTWKMeans
 from softdtw_cuda.plot import plot_clusters, plot_pairs
 
-GAMMA = 1.0
+GAMMA = 0.1
 
 
 def main() -> None:
@@ -38,15 +40,17 @@ def main() -> None:
 
     start = time.perf_counter()
     clusters = len(data.classes)
-    labels, centers = k_means(data.train, clusters, divergence, GAMMA, n_init=arguments.starts, max_iter=15)
+    series = [one.float() for one in data.train.series]
+    model = SoftDTWKMeans(clusters, gamma=GAMMA, n_init=arguments.starts, max_iter=15, random_state=0)
+    labels = model.fit(series).labels_
     score = rand_index(labels, data.train.labels)
     print(f"{clusters} clusters of {labels.bincount(minlength=clusters).tolist()} series")
     print(f"Rand index against the classes: {score:.3f}, in {time.perf_counter() - start:.1f} s")
-    distances = divergence(data.train, data.train, GAMMA)
+    distances = softdtw_cdist(series, gamma=GAMMA, normalize=True)
 
     figure = plt.figure(figsize=(13, 5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.55, 1))
-    plot_clusters(data.train.series, labels, centers, columns=2, figure=left, stretch=False)
+    plot_clusters(series, labels, model.cluster_centers_, columns=2, figure=left, stretch=False)
     left.suptitle(f"{data.name}: members and barycenters, Rand index {score:.2f}", fontsize=12)
     panel = right.add_subplot()
     names = [f"class {name}" for name in data.classes]

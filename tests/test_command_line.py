@@ -198,7 +198,9 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "interrupted; the same command goes on from here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["cdist"], ["knn"]], ids=["all", "cdist", "knn"])
+@pytest.mark.parametrize(
+    "command", [[], ["cdist"], ["knn"], ["kmeans"]], ids=["all", "cdist", "knn", "kmeans"]
+)
 def test_help_is_for_a_newcomer(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([*command, "--help"])
@@ -214,6 +216,7 @@ def test_help_is_for_a_newcomer(command: list[str], capsys: pytest.CaptureFixtur
         ],
         "cdist": ["X.npy", "Y.npy", "--out", "--gamma", "--bandwidth", "--normalize", "--device"],
         "knn": ["X.npy", "Y.npy", "-k", "--out", "--indices", "--gamma"],
+        "kmeans": ["X.npy", "-k", "--centers", "--labels", "--gamma", "--no-normalize", "--seed"],
     }[" ".join(command)]
     assert all(text in shown for text in wanted)
     assert max(map(len, shown.splitlines())) <= 110
@@ -221,6 +224,58 @@ def test_help_is_for_a_newcomer(command: list[str], capsys: pytest.CaptureFixtur
     for name in re.findall(r"^  (-[^\n]*)$", shown, re.MULTILINE):
         after = shown.split(f"  {name}\n", 1)[1]
         assert "  " in name or after.startswith("         "), name
+
+
+KMEANS = ["kmeans", "x.npy", "-k", "3", "--centers", "c.npy", "--labels", "l.npy", "--gamma", "0.5"]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_k_means(files: Path, normalize: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    estimators = pytest.importorskip("softdtw_cuda.estimators")
+    more = ["--seed", "4", "--starts", "2", "--rounds", "3", *([] if normalize else ["--no-normalize"])]
+    assert run(*KMEANS, *more) == 0
+    model = estimators.SoftDTWKMeans(
+        3, gamma=0.5, n_init=2, max_iter=3, normalize=normalize, random_state=4, device="cpu"
+    )
+    model.fit(np.load("x.npy"))
+    np.testing.assert_array_equal(np.load("c.npy")[:, :, 0], model.cluster_centers_)
+    np.testing.assert_array_equal(np.load("l.npy"), model.labels_)
+    assert f"{model.inertia_:.8g}" in capsys.readouterr().out
+    before = Path("c.npy").read_bytes()
+    assert run(*KMEANS) == 1
+    assert "c.npy: exists; give another name, or --overwrite" in capsys.readouterr().err
+    assert Path("c.npy").read_bytes() == before
+    np.save("n.npy", np.full(12, 20))
+    assert run(*KMEANS, "--overwrite", "--x-lengths", "n.npy") == 0
+    assert np.load("c.npy").shape == (3, 20, 1)
+    assert not list(files.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-k", "13"], "k is 13 but x.npy has 12 series"),
+        (["-k", "0"], "k must be at least 1"),
+        (["--gamma", "-1"], "gamma"),
+        (["--tol", "-1"], "tol"),
+        (["--labels", "c.npy"], "c.npy is named twice"),
+        (["--labels", "x.npy"], "x.npy is an input and an output"),
+    ],
+)
+def test_wrong_arguments_of_k_means(
+    files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*KMEANS, *arguments) == 1
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in files.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_k_means_of_values_that_are_not_finite(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.load("x.npy")
+    x[3, 4] = np.nan
+    np.save("x.npy", x)
+    assert run(*KMEANS) == 1
+    assert "x.npy has NaN or infinite values" in capsys.readouterr().err
 
 
 # ---- processes
@@ -268,6 +323,12 @@ def test_as_a_command_and_under_torchrun(job: tuple[Path, np.ndarray]) -> None:
     assert together.returncode == 0, together.stderr
     assert (folder / "d.npy").read_bytes() == (folder / "alone.npy").read_bytes()
     assert len(list((folder / "d.npy.journal").glob("finished-*.log"))) == 3
+    alone = call(command("softdtw_cuda", *KMEANS, "--rounds", "3"), folder)
+    found = [(folder / name).read_bytes() for name in ("c.npy", "l.npy")]
+    together = call(torchrun(folder, 3, *KMEANS, "--rounds", "3", "--overwrite"), folder)
+    assert together.returncode == 0, together.stderr
+    assert together.stdout == alone.stdout
+    assert [(folder / name).read_bytes() for name in ("c.npy", "l.npy")] == found
     wrong = call(torchrun(folder, 2, "cdist", "z.npy", "--out", "e.npy"), folder)
     assert wrong.returncode == 1
     assert wrong.stderr.count("softdtw_cuda: error: z.npy: there is no such file") == 1

@@ -468,7 +468,7 @@ def test_pruning_bound(threshold: float, gamma: float) -> None:
 PACKAGE = ROOT / "src" / "softdtw_cuda"
 LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
 """The way of a loss on the CPU, down to its backend."""
-ANSWERS = {"_torch_compat.py", "_distances.py", "_series.py", "_descent.py"}
+ANSWERS = {"_torch_compat.py", "_distances.py", "_series.py", "_descent.py", "_processes.py"}
 """Files that are asked on the way and answer without passing the problem on; the page names them."""
 
 
@@ -628,13 +628,15 @@ def test_equations_cited_by_the_code_exist() -> None:
 
 
 def test_reference_has_every_public_name(site: Path) -> None:
-    from softdtw_cuda import plot
+    pytest.importorskip("sklearn")
+    from softdtw_cuda import estimators, plot
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     for name in softdtw_cuda.__all__:
         assert f'id="softdtw_cuda.{name}"' in text
-    for name in plot.__all__:
-        assert f'id="softdtw_cuda.plot.{name}"' in text
+    for module in (plot, estimators):
+        for name in module.__all__:
+            assert f'id="{module.__name__}.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
     for found in re.finditer(r"Returns:</span>.*?\u2013", text, re.DOTALL):  # a colon would be parsed

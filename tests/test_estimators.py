@@ -19,8 +19,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
+from benchmarks import clustering
 from softdtw_cuda import _kmeans, barycenters, estimators, softdtw_cdist
 from softdtw_cuda._kmeans import Distances, Options, fill_empty, spread_start, stretched
 from softdtw_cuda._processes import Processes
@@ -52,14 +53,19 @@ def one_thread() -> Iterator[None]:
 each_estimator = pytest.mark.parametrize("model", ALL, ids=lambda model: type(model).__name__)
 
 
-@parametrize_with_checks(  # type: ignore[untyped-decorator]
-    [
+CHECKS = [
+    pytest.param(model, check, id=f"{type(model).__name__}-{check.func.__name__}{check.keywords or ''}")
+    for estimator in (
         SoftDTWKMeans(max_iter=5),
         SoftDTWKNeighborsClassifier(),
         SoftDTWKNeighborsRegressor(),
         SoftDTWNearestCentroid(),
-    ]
-)
+    )
+    for model, check in estimator_checks_generator(estimator)
+]
+
+
+@pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_what_scikit_learn_demands(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -335,6 +341,25 @@ def test_centers_of_unequal_series_have_their_mean_length() -> None:
     torch.testing.assert_close(line, torch.linspace(0, 4, 9).view(1, 9, 1))
 
 
+@pytest.mark.gpu
+@each_estimator
+def test_a_gpu_finds_what_the_cpu_finds(model: Any) -> None:
+    X, y = kinds(12)
+    X = X.astype(np.float32)
+    found = clone(model).set_params(device="cuda").fit(X, y)
+    expected = clone(model).set_params(device="cpu").fit(X, y)
+    np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+    for name in ("cluster_centers_", "centroids_"):
+        if hasattr(found, name):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-3)
+    on_gpu = torch.from_numpy(X).cuda()
+    there = clone(model).fit(on_gpu, y)
+    assert there.predict(on_gpu).device.type == "cuda"
+    np.testing.assert_array_equal(there.predict(on_gpu).cpu(), found.predict(X))
+    np.testing.assert_array_equal(there.predict(X), found.predict(X))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict(X), found.predict(X))
+
+
 # ---- scikit-learn's tools
 
 
@@ -474,3 +499,19 @@ def test_shares_of_processes_have_as_much_work_each() -> None:
         for share in shares:
             assert int(work[share].sum()) <= 24 / count + 8
     assert Processes(0, 2).divide(work) == [slice(0, 4), slice(4, 8)]
+
+
+# ---- the benchmark
+
+
+def test_clustering_measures_and_says_what_is_not_installed() -> None:
+    rows = [*clustering.pair_rows((9, 12)), *clustering.k_means_rows(clustering.SMALL, "cpu")]
+    own = [row for row in rows if row.method.startswith(clustering.OWN)]
+    assert [row.status for row in own] == ["ok"] * 3
+    assert all(float(row.seconds) > 0 for row in own)
+    for row in rows:
+        assert row.status == "ok" or row.status.startswith("not installed: ")
+    x = clustering.SMALL.data()
+    best = float(own[-1].inertia)
+    start = softdtw_cdist(x[:, :, None].astype(np.float64), x[:2, :, None].astype(np.float64)).min(1).sum()
+    assert best < start

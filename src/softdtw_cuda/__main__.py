@@ -18,7 +18,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from . import distributed
 from ._distances import METRICS
-from ._series import Array
+from ._kmeans import Options, k_means
+from ._problem import value_dtype
+from ._processes import default_group
+from ._series import Array, as_batch
+from ._validation import check_bandwidth, check_count, check_gamma, check_real
 
 DESCRIPTION = """\
 Soft-DTW between many time series that lie in .npy files (numpy.save makes them).
@@ -32,13 +36,14 @@ examples:
   python -m softdtw_cuda cdist x.npy --out d.npy             all pairs of one set
   python -m softdtw_cuda cdist x.npy y.npy --out d.npy       each of x with each of y
   python -m softdtw_cuda knn x.npy y.npy -k 10 --out values.npy --indices indices.npy
+  python -m softdtw_cuda kmeans x.npy -k 10 --centers c.npy --labels l.npy
   torchrun --nproc-per-node 4 -m softdtw_cuda cdist x.npy --out d.npy
                                                              the same on 4 GPUs, or 4 processes of the CPU
 
-If it stops, for whatever reason, give the same command again: what is finished is kept, in the output
-file and in a folder beside it (d.npy.journal), and the result is the same, bit for bit. Delete that folder
-when you have the result. Until then numpy.load("d.npy", mmap_mode="r") reads what is there: NaN is not
-finished.
+If it stops, for whatever reason, give the same command again: what is finished is kept (but by kmeans,
+which starts again), in the output file and in a folder beside it (d.npy.journal), and the result is the same,
+bit for bit. Delete that folder when you have the result. Until then numpy.load("d.npy", mmap_mode="r") reads
+what is there: NaN is not finished.
 """
 
 
@@ -51,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _join_group()
         parsed.run(parsed)
     except KeyboardInterrupt:
-        print("softdtw_cuda: interrupted; the same command goes on from here", file=sys.stderr)
+        next_time = "starts again" if parsed.run is _kmeans else "goes on from here"
+        print(f"softdtw_cuda: interrupted; the same command {next_time}", file=sys.stderr)
         return 130
     except distributed.ProcessFailed:
         return 1  # that process says why
@@ -129,6 +135,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     knn.set_defaults(run=_knn)
     for command in (cdist, knn):
+        command.add_argument(
+            "--normalize",
+            action="store_true",
+            help="the divergence: 0 between a series and itself, never negative",
+        )
+        command.add_argument("--y-lengths", type=Path, metavar="N.npy", help="true lengths of those of Y")
+    kmeans = commands.add_parser(
+        "kmeans", help="clusters of series, with a barycenter each", allow_abbrev=False
+    )
+    kmeans.add_argument("x", type=Path, metavar="X.npy", help="the series, which have to fit into the memory")
+    kmeans.add_argument("-k", type=int, default=8, help="how many clusters (default: %(default)s)")
+    kmeans.add_argument(
+        "--centers", type=Path, required=True, metavar="C.npy", help="their barycenters, (k, steps, features)"
+    )
+    kmeans.add_argument(
+        "--labels", type=Path, required=True, metavar="L.npy", help="the cluster of each series, from 0 on"
+    )
+    kmeans.add_argument("--rounds", type=int, default=50, help="at most (default: %(default)s)")
+    kmeans.add_argument(
+        "--tol",
+        type=float,
+        default=1e-4,
+        help="stop at a round that gains less, relatively (default: %(default)s)",
+    )
+    kmeans.add_argument(
+        "--starts", type=int, default=1, help="runs, of which the best is kept (default: %(default)s)"
+    )
+    kmeans.add_argument("--seed", type=int, default=0, help="of the k-means++ starts (default: %(default)s)")
+    kmeans.add_argument(
+        "--no-normalize",
+        dest="normalize",
+        action="store_false",
+        help="Soft-DTW itself in place of its divergence",
+    )
+    kmeans.set_defaults(run=_kmeans, y=None, y_lengths=None)
+    for command in (cdist, knn, kmeans):
         _add_options(command)
     return parser
 
@@ -144,11 +186,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--bandwidth", type=int, metavar="R", help="compare steps at most R apart (Sakoe-Chiba; default: all)"
     )
     parser.add_argument(
-        "--normalize",
-        action="store_true",
-        help="the divergence: 0 between a series and itself, never negative",
-    )
-    parser.add_argument(
         "--dist", choices=sorted(METRICS), default="sqeuclidean", help="between steps (default: %(default)s)"
     )
     parser.add_argument(
@@ -157,7 +194,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N.npy",
         help="true lengths of the series of X, where they are padded",
     )
-    parser.add_argument("--y-lengths", type=Path, metavar="N.npy", help="those of Y")
     parser.add_argument(
         "--device", default="auto", help="cpu or cuda; default: a GPU for each process if there is one"
     )
@@ -191,6 +227,58 @@ def _knn(parsed: argparse.Namespace) -> None:
         device=inputs.device,
         **_options(parsed),
     )
+
+
+def _kmeans(parsed: argparse.Namespace) -> None:
+    outputs = [parsed.centers, parsed.labels]
+    inputs = _inputs(parsed, outputs)
+    with distributed.in_every_process():
+        if outputs[0].resolve() == outputs[1].resolve():
+            raise ValueError(f"{outputs[0]} is named twice, expected a file for centers and one for labels.")
+        for path in outputs:
+            if path.exists() and not parsed.overwrite:
+                raise FileExistsError(17, "exists; give another name, or --overwrite", str(path))
+        k, starts, rounds = (check_count(name, getattr(parsed, name)) for name in ("k", "starts", "rounds"))
+        tol = check_real("tol", parsed.tol, positive=False)
+        options = Options(check_gamma(parsed.gamma), parsed.bandwidth, parsed.normalize, parsed.dist)
+        check_bandwidth(parsed.bandwidth)
+        if k > len(inputs.x):
+            raise ValueError(f"k is {k} but {parsed.x} has {len(inputs.x)} series, expected at most as many.")
+        batch, _ = as_batch("x", inputs.x, None)
+        series = batch.to(inputs.device, value_dtype(batch.dtype))
+        if not torch.isfinite(series).all():
+            raise ValueError(
+                f"{parsed.x} has NaN or infinite values, expected finite ones; drop such series."
+            )
+    found = k_means(
+        series,
+        None if inputs.x_lengths is None else inputs.x_lengths.tolist(),
+        k,
+        options,
+        init="k-means++",
+        n_init=starts,
+        max_iter=rounds,
+        tol=tol,
+        random=np.random.RandomState(parsed.seed),
+        progress=parsed.progress,
+        processes=default_group(),
+    )
+    with distributed.in_every_process():
+        if default_group().rank == 0:
+            _save(parsed.centers, found.centers.numpy(force=True))
+            _save(parsed.labels, found.labels)
+            print(f"{found.rounds} rounds, sum of the distances {found.inertia:.8g}")
+
+
+def _save(path: Path, array: Array) -> None:
+    """All of the file or nothing of it."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            np.save(file, array)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _options(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def k_means(
     init: Tensor | str,
     n_init: int,
     max_iter: int,
-    max_iter_barycenter: int,
+    max_iter_barycenter: int = 5,
     tol: float,
     random: np.random.RandomState,
     progress: bool = False,
