@@ -423,8 +423,10 @@ def test_sides_not_needed_are_left_out(d: int) -> None:
 )
 def test_state_has_the_size_that_was_announced(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> None:
     x, y = torch.randn(2, n, 3, dtype=dtype), torch.randn(2, m, 3, dtype=dtype)
-    _, state = launch.forward(Problem(x, y, None, None, 1.0, bandwidth, True, True))
-    assert state.numel() == config.saved_bytes(2, n, m, dtype, bandwidth)
+    problem = Problem(x, y, None, None, 1.0, bandwidth, True, True)
+    assert launch.forward(problem)[1].numel() == launch.state_bytes(problem)
+    costs = problem._replace(x=torch.randn(2, n, m, dtype=dtype), y=None, need_y=False)
+    assert launch.forward(costs)[1].numel() == config.saved_bytes(2, n, m, dtype, bandwidth)
     _, state = launch.forward(Problem(squared_distances(x, y), None, None, None, 1.0, bandwidth, True))
     assert state.numel() == config.saved_bytes(2, n, m, dtype, bandwidth)
 
@@ -673,3 +675,26 @@ def test_distance_bound_holds_and_is_not_far() -> None:
     true_largest = squared_distances(x.double(), y.double()).amax((1, 2)).numpy()
     assert (largest >= true_largest).all()
     assert (largest <= 4 * true_largest).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bandwidth", [-1, 9])
+def test_gradient_with_the_value_is_that_of_two_passes(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bandwidth: int
+) -> None:
+    """Pairs of one tile: bitwise equal values, gradients for gradients of any kind, flagged samples too."""
+    x, y = torch.randn(6, 40, 3, dtype=dtype), torch.randn(6, 37, 3, dtype=dtype)
+    x[1, 3] = math.nan
+    x[2] *= 1e6  # beyond the range of float32 arithmetic
+    lengths = [torch.tensor(each) for each in ([40, 40, 40, 1, 23, 40], [37, 37, 37, 9, 25, 36])]
+    problem = Problem(x, y, *lengths, 0.01, bandwidth, True, True)
+    grad = torch.tensor([1.0, 2.0, -0.5, 1.0, math.inf, 0.0], dtype=problem.value_dtype)
+    together = launch.forward(problem)
+    gradients = launch.backward(problem, grad, *together)
+    monkeypatch.setattr(launch, "gradient_with_value", lambda *sizes: False)
+    apart = launch.forward(problem)
+    assert together[1].shape != apart[1].shape
+    torch.testing.assert_close(together[0], apart[0], rtol=0, atol=0, equal_nan=True)
+    tolerance = {"rtol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6}
+    for one, other in zip(gradients, launch.backward(problem, grad, *apart), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, equal_nan=True, **tolerance)

@@ -171,7 +171,7 @@ def expected_backward(
         dual = dual_backend(problem.x.device.type)
         expected_bytes = dual.expected_state_bytes(problem, direction)
         if state.numel() != expected_bytes:
-            raise RuntimeError(f"softdtw_cuda: the state has {state.numel()} bytes, expected {expected_bytes}")
+            raise RuntimeError(f"softdtw_cuda: a state of {state.numel()} bytes, expected {expected_bytes}")
         return dual.expected_backward(problem, direction, grad, value, state)
     result: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.softdtw_cuda.expected_backward(
         grad, value, state, *problem.operands, *direction

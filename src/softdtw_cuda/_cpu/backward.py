@@ -24,7 +24,7 @@ from softdtw_cuda._cpu.arguments import (
 )
 from softdtw_cuda._cpu.compile import jit, kernel
 from softdtw_cuda._cpu.costs import pack_tile, tile_costs
-from softdtw_cuda._cpu.forward import saved_boundary
+from softdtw_cuda._cpu.forward import saved_boundary, value_of
 from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
 from softdtw_cuda._cpu.intrinsics import lanes_of
@@ -99,10 +99,14 @@ def backward_worker(
     edges: Edges,
     gradients: Gradients,
     flow: Flow,
+    makes_value: bool,
     scratch: Scratch,
     worker: int,
 ) -> bool:
-    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile."""
+    """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
+
+    With `makes_value` every pair is one tile, nothing is saved of it, and its value is stored on the way.
+    """
     pairs = series.x_lengths.size
     edge, dimensions = tiles.edge, series.dimensions
     floats = scratch.floats
@@ -145,14 +149,17 @@ def backward_worker(
         slot = pair if schedule.by_tile else worker
         packed_start = slot * tiles.columns * edge * dimensions
 
-        value = gradients.value[pair]
-        if math.isnan(value):
-            if first_tile == 0:
-                fill_with_nan(series, gradients, pair)
-                budget -= series.x_lengths[pair] * (series.y_lengths[pair] if series.is_cost else dimensions)
-            continue
-        if math.isinf(value) or gradients.grad[pair] == 0:
-            continue
+        if not makes_value:
+            value = gradients.value[pair]
+            if math.isnan(value):
+                if first_tile == 0:
+                    fill_with_nan(series, gradients, pair)
+                    budget -= series.x_lengths[pair] * (
+                        series.y_lengths[pair] if series.is_cost else dimensions
+                    )
+                continue
+            if math.isinf(value) or gradients.grad[pair] == 0:
+                continue
         scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
@@ -193,7 +200,14 @@ def backward_worker(
                 shear(rows, tile, diagonals)
                 found = saved_boundary(edges, tiles, grid, place, line_n)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
-                walk(diagonals, tile, scale, line_f, line_n, edges, boundary, True, shares)
+                f, n = walk(diagonals, tile, scale, line_f, line_n, edges, boundary, True, shares)
+                if makes_value:
+                    value = value_of(f, n, series.gamma)
+                    gradients.value[pair] = value
+                    if math.isnan(value):
+                        fill_with_nan(series, gradients, pair)
+                    if not math.isfinite(value):
+                        continue
                 if has_cells_outside(tile):
                     clear_margins(diagonals, tile)
                 flow.cornerward[corner] = sweep(

@@ -88,6 +88,14 @@ def clear_rest_of_edges(
             edges.right_n[right + a] = zero_exponent(counts)
 
 
+@jit
+def value_of(f: float, n: int, gamma: float) -> float:
+    """The value of a pair whose last cell has Z = f 2^-n."""
+    if f == 0:
+        return math.inf
+    return gamma * (np.float64(n) * math.log(2.0) - math.log(np.float64(f)))
+
+
 @kernel
 def forward_worker(
     series: Series,
@@ -164,8 +172,5 @@ def forward_worker(
             f, n = walk(diagonals, tile, scale, line_f, counts, edges, boundary, False, no_shares)
             clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             if row == grid.rows - 1 and column == grid.columns - 1:
-                if f == 0:
-                    value[pair] = math.inf
-                else:
-                    value[pair] = series.gamma * (np.float64(n) * math.log(2.0) - math.log(np.float64(f)))
+                value[pair] = value_of(f, n, series.gamma)
             finish(schedule, tiles, pair, row, column)

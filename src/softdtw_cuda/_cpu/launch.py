@@ -11,7 +11,7 @@ from torch import Tensor
 from softdtw_cuda._cpu.arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
 from softdtw_cuda._cpu.backward import backward_worker
 from softdtw_cuda._cpu.compile import compile_for
-from softdtw_cuda._cpu.config import saved_bytes, saved_edge_cells
+from softdtw_cuda._cpu.config import gradient_with_value, kept_sizes, saved_bytes, saved_edge_cells
 from softdtw_cuda._cpu.cost_range import largest_cost_worker, largest_distance_worker
 from softdtw_cuda._cpu.forward import forward_worker
 from softdtw_cuda._cpu.problem import Arrays, arrays_of, order_of_tiles
@@ -173,14 +173,25 @@ def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor
 
 
 def _backward(
-    arrays: Arrays, problem: Problem, grad: Tensor, value: Tensor, state: Tensor, gx: Tensor, gy: Tensor
+    arrays: Arrays,
+    problem: Problem,
+    grad: Tensor,
+    value: Tensor,
+    state: Tensor | None,
+    gx: Tensor,
+    gy: Tensor,
 ) -> None:
+    """Gradients into gx and gy; without a state, of pairs of one tile, also the values."""
     threads, slots, schedule = plan(arrays, True, arrays.series.dimensions + 8)
     tiles = arrays.tiles
-    edges = saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
+    if state is None:
+        edges = overwritten_edges(arrays, slots)
+    else:
+        edges = saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
+        value = value.detach().to(arrays.dtype).contiguous()
     gradients = Gradients(
         materialized(grad.detach()).to(arrays.dtype).contiguous().numpy(),
-        value.detach().to(arrays.dtype).contiguous().numpy(),
+        value.numpy(),
         smallest_weight(arrays.dtype),
         problem.need_x,
         problem.need_y,
@@ -194,7 +205,7 @@ def _backward(
         np.empty(slots * tiles.rows * tiles.edge, arrays.float_type),
         np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
     )
-    arguments = (arrays.series, tiles, schedule, edges, gradients, flow)
+    arguments = (arrays.series, tiles, schedule, edges, gradients, flow, state is None)
     sizes = scratch_sizes(arrays, True)
     launch_workers(backward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
 
@@ -239,14 +250,31 @@ def beyond_range(arrays: Arrays, n: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(_needs_wide(arrays, n)))
 
 
+def _has_gradient_with_value(problem: Problem) -> bool:
+    """Whether the state is the gradients; of listed pairs it is not, since theirs are summed by series."""
+    return (
+        problem.y is not None
+        and problem.pairs is None
+        and gradient_with_value(problem.n, problem.m, problem.x.shape[2], problem.x.dtype)
+    )
+
+
+def _kept_sizes(problem: Problem) -> tuple[int, int]:
+    return kept_sizes(problem.batch, problem.n, problem.m, problem.x.shape[2], problem.x.dtype)
+
+
 def state_bytes(problem: Problem) -> int:
     """Size of the state that `forward` saves."""
+    if _has_gradient_with_value(problem):
+        return sum(_kept_sizes(problem))
     return saved_bytes(problem.batch, problem.n, problem.m, problem.x.dtype, problem.bandwidth)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,) and saved state. A cost of -inf gives NaN."""
     problem = computable(problem)
+    if problem.needs_gradient and _has_gradient_with_value(problem):
+        return _forward_backward(problem)
     arrays = arrays_of(problem)
     value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
     samples = beyond_range(arrays, problem.n)
@@ -256,10 +284,57 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     return value, state
 
 
+def _kept_gradients(problem: Problem, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and y in the bytes of a state."""
+    assert problem.y is not None
+    parts = state.split(_kept_sizes(problem))
+    shapes = (problem.batch, *problem.x.shape[1:]), (problem.batch, *problem.y.shape[1:])
+    gx, gy = (part.view(problem.x.dtype).view(shape) for part, shape in zip(parts, shapes, strict=True))
+    return gx, gy
+
+
+def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Values, and as the state the gradients for a `grad` of 1."""
+    arrays = arrays_of(problem)
+    value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
+    ones = torch.ones(arrays.pairs, dtype=arrays.dtype, device="cpu")
+    state = zeroed_bytes(sum(_kept_sizes(problem)))
+    gx, gy = _kept_gradients(problem, state)
+    _backward(arrays, problem, ones, value, None, gx, gy)
+    samples = beyond_range(arrays, problem.n)
+    if len(samples):
+        wide = picked(problem, samples)
+        wide_value, wide_state = forward(wide)
+        value[samples] = wide_value.to(value.dtype)
+        wide_gradients = backward(wide, ones[samples].double(), wide_value, wide_state)
+        for kept, computed_wide in zip((gx, gy), wide_gradients, strict=True):
+            kept[samples] = computed_wide.to(kept.dtype) if computed_wide.numel() else 0.0
+    return value, state
+
+
+def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
+    """A gradient that `_forward_backward` kept, times `grad`."""
+    factor = materialized(grad.detach()).to(gradient.dtype).view(-1, 1, 1)
+    if factor.isfinite().all():
+        return gradient * factor
+    # A factor that is not finite must not reach the padding.
+    return torch.where(gradient == 0, gradient, gradient * factor)
+
+
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair."""
     asked = problem
     problem = computable(problem)
+    if _has_gradient_with_value(problem):
+        assert asked.y is not None
+        kept = zip(
+            _kept_gradients(problem, state), (asked.x, asked.y), (asked.need_x, asked.need_y), strict=True
+        )
+        gx, gy = (
+            _scaled(gradient, grad).to(asked.gradient_dtype(side)) if needed else asked.no_gradient()
+            for gradient, side, needed in kept
+        )
+        return gx, gy
     arrays = arrays_of(problem)
     pairs, (n, width) = arrays.pairs, problem.x.shape[1:]
     gx = problem.x.new_zeros((pairs, n, width) if problem.need_x else (0,))
