@@ -143,7 +143,10 @@ def routes(job: Job, device: str, share: float) -> Iterator[tuple[str, Callable[
                 random_state=0,
                 device=device,
             )
-            return model.fit(x[:few]).labels_
+            model.fit(x[:few])
+            if few is None and model.n_iter_ < 10:
+                raise RuntimeError(f"{job.name}: k-means stopped after {model.n_iter_} rounds, expected 10.")
+            return model.labels_
 
         yield "SoftDTWKMeans", fit
 
@@ -257,16 +260,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0.0 < options.share <= 1.0:
         parser.error(f"--share must be above 0 and at most 1, got {options.share}.")
-    if options.processes:
-        rows: list[Row] = list(run_processes(options.processes))
-    else:
-        jobs = QUICK if options.quick else CUDA if options.device == "cuda" else CPU
-        rows = list(run(jobs, options.device, options.share))
-    if options.write:
-        name = f"{cpu_name()}, {os.cpu_count()} cores"
-        if options.device == "cuda" and not options.processes:
-            name = torch.cuda.get_device_name()
-        print(f"written to {write(rows, name, _command(options), options.output).name}")
+    name = f"{cpu_name()}, {os.cpu_count()} cores"
+    if options.device == "cuda" and not options.processes:
+        name = torch.cuda.get_device_name()
+    jobs = QUICK if options.quick else CUDA if options.device == "cuda" else CPU
+    rows = run_processes(options.processes) if options.processes else run(jobs, options.device, options.share)
+    for row in rows:  # each is written when it is measured: a run that is stopped keeps what it has
+        if options.write:
+            write([row], name, _command(options), options.output)
     return 0
 
 
