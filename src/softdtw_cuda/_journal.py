@@ -85,7 +85,7 @@ class Journal:
         """Find what is finished, or make the files; to be called by one process, before the others `open`.
 
         Args:
-            overwrite: make the files anew, whatever is there.
+            overwrite: make the files again, whatever is there.
             restarted: an earlier start of this run may have overwritten already. What is of this job is kept.
 
         Raises:

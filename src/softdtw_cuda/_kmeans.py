@@ -125,7 +125,7 @@ def k_means(
         init: (k, L, D) centers, "k-means++" or "random" (series, drawn without repetition).
         max_iter: rounds of a run at most. One that lowers the sum by no more than `tol` of it is the last.
         max_iter_barycenter: optimiser steps that a round takes towards the barycenters.
-        processes: that call with the same arguments and divide the series; the result has the same bits for
+        processes: that call with the same arguments and divide the series; the result is bitwise the same for
             any number of them.
     """
     if isinstance(init, Tensor):

@@ -380,8 +380,8 @@ def averages(
 ) -> tuple[Tensor, list[BarycenterInfo]]:
     """(k, L, D) averages of the labelled clusters, or (1, L, D) of all series without labels.
 
-    `processes`, all of which call with the same arguments, divide the series; results have the same bits for
-    any number of them.
+    `processes`, all of which call with the same arguments, divide the series; results are bitwise the
+    same for any number of them.
     """
     gamma = check_gamma(gamma)
     if optimizer not in ("adam", "lbfgs", "newton-cg"):
