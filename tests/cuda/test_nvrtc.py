@@ -99,7 +99,7 @@ def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     if kernel.source != config.TILED:
         forward = 8 if kernel.wide else 16 if device.capability >= (10, 0) else 20
         if kernel.source == config.MATRIX:
-            return 12 if device.capability >= (9, 0) else 10
+            return 12 if device.capability >= (9, 0) else 8
         if kernel.source == config.PAIR:
             return 16 if part == FORWARD else 8
         return {FORWARD: forward, BACKWARD: 4, RERUN: 2, FORWARD_BACKWARD: 4}[part]
