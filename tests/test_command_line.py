@@ -336,12 +336,16 @@ def test_as_a_command_and_under_torchrun(job: tuple[Path, np.ndarray]) -> None:
 
 @pytest.mark.slow
 def test_a_disk_that_is_too_small(job: tuple[Path, np.ndarray]) -> None:
-    """A limit for the size of files stands in for it; the kernel's error is another one."""
+    """A limit for the size of files stands in for it; the kernel's error is another one.
+
+    It is lifted before the process ends, where coverage writes a file of its own.
+    """
     pytest.importorskip("resource")
     folder, _ = job
     program = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
-        "from softdtw_cuda.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "import resource, sys; size = resource.RLIMIT_FSIZE; limits = resource.getrlimit(size);"
+        "from softdtw_cuda.__main__ import main; resource.setrlimit(size, (20_000, limits[1]));"
+        "status = main(sys.argv[1:]); resource.setrlimit(size, limits); sys.exit(status)"
     )
     found = call([sys.executable, "-c", program, *ARGUMENTS], folder)
     assert found.returncode == 1
