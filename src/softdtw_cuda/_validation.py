@@ -514,7 +514,8 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
         _check_index_range(given, problem)
     if given.dtype == torch.int64:
         given = given.clamp(-1, 2**31 - 1)  # what does not fit is no index, and stays none
-    return given.to(torch.int32, copy=given.device != device).to(device, non_blocking=True)
+    # A copy in any case: backwards read it again, and would not notice that the user had changed it.
+    return given.to(torch.int32, copy=True).to(device, non_blocking=True)
 
 
 def _check_index_range(pairs: Tensor, problem: Problem) -> None:
