@@ -239,6 +239,14 @@ class TestCompile:
             expected = truth(x, y, 1.0)
             torch.testing.assert_close(x.grad.cpu().double(), expected.grad_x, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.parametrize("kind", [list, torch.tensor], ids=["list", "tensor"])
+    def test_lengths_with_changing_shapes(self, device: str, kind: Callable[[list[int]], Any]) -> None:
+        compiled = torch.compile(softdtw, fullgraph=True, backend="aot_eager", dynamic=True)
+        x, y = torch.randn(3, 10, 2, device=device), torch.randn(3, 12, 2, device=device)
+        for lengths in ([10, 4, 1], [2, 2, 9]):
+            ours = compiled(x, y, x_lengths=kind(lengths))
+            assert torch.equal(ours, softdtw(x, y, x_lengths=lengths))
+
     def test_double_backward_still_raises(self, device: str) -> None:
         x, y = inputs(device)
         value = torch.compile(softdtw, fullgraph=True, backend="aot_eager")(x, y).sum()

@@ -638,7 +638,7 @@ def _check_length_tensor(
             f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; {fix}."
         )
     given = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
-    if given.dim() != 1 or given.shape[0] not in (batch, rows):
+    if given.dim() != 1 or (given.shape[0] != batch and given.shape[0] != rows):
         raise _length_shape_error(name, tuple(lengths.shape), batch)
     return given
 
@@ -668,7 +668,7 @@ def _check_length_list(
             f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length for "
             "each series, for example [20, 17, 31]."
         ) from None
-    if len(host) not in (batch, rows):
+    if len(host) != batch and len(host) != rows:  # `in` takes no symbolic sizes
         raise _length_shape_error(name, (len(host),), batch)
     return host
 
