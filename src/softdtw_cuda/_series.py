@@ -115,14 +115,19 @@ def gamma_heuristic(
     problem = check_all_pairs(batch, None, 1.0, None, "sqeuclidean", None, lengths, None)
     series = problem.x.detach()
     count, size, _ = series.shape
-    each = torch.full((count,), size) if problem.x_lengths is None else problem.x_lengths.cpu().long()
+    each = (
+        torch.full((count,), size, device="cpu")
+        if problem.x_lengths is None
+        else problem.x_lengths.cpu().long()
+    )
     ends = each.cumsum(0)
     total = int(ends[-1]) if count else 0
     if total < 2:
         raise ValueError(f"X has {total} time step(s), expected at least 2 to tell a distance.")
-    steps = torch.arange(total)
+    steps = torch.arange(total, device="cpu")
     if n_samples < total:
-        steps = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:n_samples]
+        generator = torch.Generator("cpu").manual_seed(seed)
+        steps = torch.randperm(total, generator=generator, device="cpu")[:n_samples]
     owner = torch.searchsorted(ends, steps, right=True)
     place = steps - (ends - each)[owner]
     sample = series[owner.to(series.device), place.to(series.device)].double().cpu()
@@ -151,7 +156,7 @@ def blocks_on(device: torch.device, series: Tensor, size: int) -> Iterator[tuple
             yield each, series[each].to(device)
         return
     shape, used = (min(size, count), *series.shape[1:]), min(2, len(ranges))
-    pinned = [torch.empty(shape, dtype=series.dtype, pin_memory=True) for _ in range(used)]
+    pinned = [torch.empty(shape, dtype=series.dtype, device="cpu", pin_memory=True) for _ in range(used)]
     arrived = [torch.empty(shape, dtype=series.dtype, device=device) for _ in range(used)]
     copies, work = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     copies.wait_stream(work)  # the memory may have been another's on that stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
@@ -402,10 +401,10 @@ def averages(
     tol = check_real("tol", tol, positive=False)
     lr = None if lr is None else check_real("lr", lr, positive=True)
     # A descent needs gradients.
-    with torch.inference_mode(False), _default_device_cpu():
+    with torch.inference_mode(False):
         series, host_lengths = _check_series(X, lengths, device)
         if labels is None:
-            owners, count = torch.zeros(series.shape[0], dtype=torch.int64), 1
+            owners, count = torch.zeros(series.shape[0], dtype=torch.int64, device="cpu"), 1
             init = init.unsqueeze(0) if isinstance(init, Tensor) else init
         else:
             owners, count = _check_labels(labels, n_clusters, init, series.shape[0])
@@ -445,10 +444,6 @@ def averages(
 
 def _report_of_one(callback: Callable[[int, Tensor, float], object]) -> Callback:
     return lambda iteration, z, losses: callback(iteration, z[0], losses[0])
-
-
-def _default_device_cpu() -> AbstractContextManager[object]:
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _check_series(
@@ -543,7 +538,7 @@ def _check_labels(labels: Labels, n_clusters: int | None, init: object, count: i
 def _check_weights(weights: Tensor | Sequence[float] | None, count: int) -> Tensor:
     """(K,) weights in float64 on the CPU."""
     if weights is None:
-        return torch.ones(count, dtype=torch.float64)
+        return torch.ones(count, dtype=torch.float64, device="cpu")
     try:
         given = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
@@ -619,7 +614,7 @@ def _cluster(owners: Tensor, weights: Tensor, count: int, device: torch.device) 
     totals = torch.from_numpy(np.bincount(owners.numpy(), weights.numpy(), minlength=count))
     shares = torch.where(totals > 0, 1 / totals, 0.0)[owners] * weights
     groups = -(-sizes // SERIES_OF_A_GROUP)
-    group_sizes = torch.full((int(groups.sum()),), SERIES_OF_A_GROUP)
+    group_sizes = torch.full((int(groups.sum()),), SERIES_OF_A_GROUP, device="cpu")
     ends = groups.cumsum(0)[groups > 0]
     group_sizes[ends - 1] = (sizes - (groups - 1) * SERIES_OF_A_GROUP)[groups > 0]
     return _Clusters(
@@ -643,7 +638,7 @@ def _start(
     if isinstance(init, Tensor):
         return init.detach().to(series, copy=True)
     count, size, _ = series.shape
-    each = torch.full((count,), size) if lengths is None else torch.tensor(lengths)
+    each = torch.tensor([size] * count if lengths is None else lengths, device="cpu")
     if length is None:
         length = max(1, round(float((each * weights).sum() / weights.sum())))
     length = check_count("length", length)
@@ -697,8 +692,8 @@ class _Objective:
         """(K,) halves of what each series has with itself."""
         series, lengths = self.problem.y, self.problem.y_lengths
         assert series is not None
-        steps = torch.ones(len(series), dtype=torch.int64) if lengths is None else lengths.cpu()
-        shares = self.processes.divide(steps)
+        steps = [1] * len(series) if lengths is None else lengths.tolist()
+        shares = self.processes.divide(torch.tensor(steps, device="cpu"))
         rows = shares[self.processes.rank]
         own = self.problem._replace(x=series[rows], x_lengths=None if lengths is None else lengths[rows])
         return self.processes.gather(self._half_selves(own), shares)

@@ -510,7 +510,9 @@ def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
     """The outputs, gathered in every process."""
     _check_agreement(work.describe(content=False))
     shares = divide(work.tiles, _processes())
-    results = [torch.empty(shape, dtype=_torch_dtype(dtype)) for shape, dtype, _ in work.outputs]
+    results = [
+        torch.empty(shape, dtype=_torch_dtype(dtype), device="cpu") for shape, dtype, _ in work.outputs
+    ]
     # NCCL speaks between GPUs only, gloo between CPUs.
     home = torch.device("cpu")
     if _processes() > 1 and dist.get_backend() == "nccl":
