@@ -21,6 +21,7 @@ from ._validation import (
     Lengths,
     check_averages,
     check_count,
+    check_flag,
     check_gamma,
     check_lengths,
     check_not_packed,
@@ -181,6 +182,7 @@ def softdtw_barycenter(
         >>> softdtw_barycenter(X, gamma=0.1, max_iter=20).shape
         torch.Size([100, 3])
     """
+    return_info = check_flag("return_info", return_info)
     z, infos = averages(
         X,
         None,
@@ -323,6 +325,7 @@ def softdtw_barycenters(
         >>> softdtw_barycenters(X, [0, 1, 2, 1] * 4, gamma=0.1, max_iter=20).shape
         torch.Size([3, 100, 3])
     """
+    return_info = check_flag("return_info", return_info)
     z, infos = averages(
         X,
         labels,
@@ -400,6 +403,7 @@ def averages(
     max_iter, patience = check_count("max_iter", max_iter, least=0), check_count("patience", patience)
     tol = check_real("tol", tol, positive=False)
     lr = None if lr is None else check_real("lr", lr, positive=True)
+    early_stopping, progress = check_flag("early_stopping", early_stopping), check_flag("progress", progress)
     # A descent needs gradients.
     with torch.inference_mode(False):
         series, host_lengths = _check_series(X, lengths, device)
