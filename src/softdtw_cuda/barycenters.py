@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from ._validation import (
 )
 from .functional import half_self, sharp, with_itself
 from .pairs import half_self_values, pair_values, pairs_at_a_time
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Optimizer = Literal["adam", "lbfgs", "newton-cg"]
 Divergence = Literal["soft", "sharp"]
@@ -64,29 +67,39 @@ class BarycenterInfo:
         return min((loss for loss in self.losses if math.isfinite(loss)), default=math.nan)
 
 
+class _Options(TypedDict, total=False):
+    """The options that both functions have, for their overloads."""
+
+    gamma: float
+    bandwidth: int | None
+    dist: str | DistanceFunction
+    divergence: Divergence | None
+    weights: Tensor | Sequence[float] | None
+    max_iter: int
+    lr: float | None
+    init: Tensor | Literal["mean"] | None
+    lengths: Lengths | None
+    length: int | None
+    optimizer: Optimizer
+    early_stopping: bool
+    patience: int
+    tol: float
+    progress: bool
+    fused: bool | None
+    device: torch.device | str | None
+
+
+CallbackOfOne = Callable[[int, Tensor, float], object]
+Callback = Callable[[int, Tensor, list[float]], object]
+
+
 @overload
 def softdtw_barycenter(
     X: Tensor | Sequence[Tensor],
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, float], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: CallbackOfOne | None = ...,
     return_info: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -94,25 +107,9 @@ def softdtw_barycenter(
 def softdtw_barycenter(
     X: Tensor | Sequence[Tensor],
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, float], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: CallbackOfOne | None = ...,
     return_info: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, BarycenterInfo]: ...
 
 
@@ -215,25 +212,9 @@ def softdtw_barycenters(
     labels: Labels,
     n_clusters: int | None = ...,
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, list[float]], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: Callback | None = ...,
     return_info: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -243,25 +224,9 @@ def softdtw_barycenters(
     labels: Labels,
     n_clusters: int | None = ...,
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, list[float]], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: Callback | None = ...,
     return_info: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, list[BarycenterInfo]]: ...
 
 
@@ -350,9 +315,6 @@ def softdtw_barycenters(
         device=device,
     )
     return (z, infos) if return_info else z
-
-
-Callback = Callable[[int, Tensor, list[float]], object]
 
 
 def averages(
@@ -446,7 +408,7 @@ def averages(
         )
 
 
-def _report_of_one(callback: Callable[[int, Tensor, float], object]) -> Callback:
+def _report_of_one(callback: CallbackOfOne) -> Callback:
     return lambda iteration, z, losses: callback(iteration, z[0], losses[0])
 
 
