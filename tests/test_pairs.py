@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softdtw_cuda import softdtw, softdtw_cdist, softdtw_pairs
+from softdtw_cuda import pairs, softdtw, softdtw_cdist, softdtw_pairs
 from softdtw_cuda._problem import NO_BAND, Problem
 
 METRICS = ["sqeuclidean", "cosine", "euclidean", "cityblock"]
@@ -50,6 +50,15 @@ def test_a_list_that_changes_before_the_backward(
     listed.zero_()
     for ours, theirs in zip(torch.autograd.grad(value.sum(), (x, y)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_parts_of_which_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take no checkpoint, for which torch imports its compiler."""
+    x, y = series()
+    expected = softdtw_cdist(x, y, dist="euclidean")
+    monkeypatch.setattr(pairs, "checkpoint", None)
+    with torch.no_grad():
+        assert torch.equal(softdtw_cdist(x, y, dist="euclidean", memory_limit=1), expected)
 
 
 LENGTHS = {"x_lengths": [7, 3, 5, 1, 2], "y_lengths": [2, 6, 4]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -232,9 +233,10 @@ def pair_values(
 
     if part >= count:
         return part_values(x, y, 0)
-    return torch.cat(
-        [checkpoint(part_values, x, y, start, use_reentrant=False) for start in range(0, count, part)]
-    )
+    each = part_values
+    if torch.is_grad_enabled():  # the first checkpoint imports torch.compile, a second or two
+        each = functools.partial(checkpoint, part_values, use_reentrant=False)
+    return torch.cat([each(x, y, start) for start in range(0, count, part)])
 
 
 def pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
