@@ -308,7 +308,7 @@ def test_large_common_offset_costs_nothing() -> None:
     assert relative(gy, true_gy) < 1e-5
 
 
-def test_mass_is_conserved() -> None:
+def test_alignment_weight_is_conserved() -> None:
     generator = torch.Generator().manual_seed(7)
     cost = torch.rand(2, 400, 390, generator=generator) * 4
     _, alignment = from_cost(cost, 0.5)

@@ -146,7 +146,7 @@ def test_tensors_are_made_where_the_inputs_are(default: str, device: str) -> Non
         assert torch.equal(ours, theirs)
 
 
-def test_signs_and_zeros_that_torch_has_put_off(device: str) -> None:
+def test_lazy_negation_and_zero_tensors(device: str) -> None:
     x, y = (torch.randn(3, steps, 2, device=device) for steps in (20, 15))
     cost = torch.rand(3, 20, 15, device=device)
     for call, series in ((softdtw, (x, y)), (softdtw_from_cost, (cost,))):
