@@ -273,6 +273,19 @@ class TestAutocast:
         for ours, theirs in zip((value.detach(), x.grad, y.grad), expected, strict=True):
             assert torch.equal(ours, theirs)
 
+    @pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"dist": "euclidean"}])
+    def test_nor_second_derivatives(self, device: str, options: dict[str, Any]) -> None:
+        x, y = inputs(device)
+
+        def second() -> tuple[torch.Tensor, ...]:
+            (gradient,) = torch.autograd.grad(softdtw(x, y, **options).sum(), x, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), (x, y))
+
+        expected = second()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            for ours, theirs in zip(second(), expected, strict=True):
+                assert torch.equal(ours, theirs)
+
     def test_a_network_under_autocast_against_a_float32_target(self, device: str) -> None:
         layer = torch.nn.Linear(4, 4).to(device)
         x, y = torch.randn(2, 30, 4, device=device), torch.randn(2, 25, 4, device=device)
