@@ -269,6 +269,16 @@ def test_whole_range_of_gamma_and_cost(gamma: float, cost_scale: float) -> None:
     assert relative(gcost, true_gradient) < 2e-5
 
 
+def test_costs_beyond_every_float_of_gamma() -> None:
+    """They are +inf, without a warning of NumPy; costs of zero stay zero."""
+    cost = torch.zeros(2, 5, 4)
+    cost[1] = 1e30
+    value, gradient = from_cost(cost, 1e-300)
+    assert value.tolist() == [0.0, math.inf]
+    assert bool(gradient.isfinite().all())
+    assert bool((gradient[1] == 0).all())
+
+
 def test_only_samples_out_of_range_take_the_wide_path() -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(4, 60, 2, generator=generator)
@@ -298,7 +308,7 @@ def test_large_common_offset_costs_nothing() -> None:
     assert relative(gy, true_gy) < 1e-5
 
 
-def test_mass_is_conserved() -> None:
+def test_alignment_weight_is_conserved() -> None:
     generator = torch.Generator().manual_seed(7)
     cost = torch.rand(2, 400, 390, generator=generator) * 4
     _, alignment = from_cost(cost, 0.5)

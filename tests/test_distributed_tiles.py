@@ -308,11 +308,34 @@ def test_other_bytes_of_a_page_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_lengths() -> None:
-    x, y, x_lengths, _ = data()
-    with pytest.raises(TypeError, match=r"the lengths of x must be 29 integers, got \[2\.5"):
+    x, y, _, _ = data()
+    with pytest.raises(TypeError, match="x_lengths must be an integer tensor or a list of integers"):
         distributed.cdist(x, x_lengths=[2.5] * 29)
-    with pytest.raises(ValueError, match="expected 29 numbers from 1 to 31"):
+    with pytest.raises(ValueError, match=r"x_lengths\[0\] is 32, expected a length from 1 to 31"):
         distributed.cdist(x, x_lengths=[32] * 29)
+    with pytest.raises(TypeError, match=r"query_lengths has dtype torch\.bool.* mask\.sum\(1\)"):
+        distributed.knn(x, y, 1, query_lengths=torch.ones(29, 31, dtype=torch.bool))
+
+
+def test_flags() -> None:
+    """Whatever is not a flag must not pass for True and overwrite a file."""
+    x, y, _, _ = data()
+    with pytest.raises(TypeError, match="overwrite must be True or False, got 'no'"):
+        distributed.cdist(x, y, overwrite="no")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="progress must be True or False"):
+        distributed.knn(x, y, 1, progress="no")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_series_with_a_lazy_sign(tmp_path: Path) -> None:
+    x, y, _, _ = data()
+    lazy = torch._neg_view(-x)
+    assert lazy.is_neg()
+    expected = distributed.cdist(x, y, out=tmp_path / "plain.npy")
+    np.testing.assert_array_equal(distributed.cdist(lazy, y, out=tmp_path / "lazy.npy"), expected)
+
+
+def test_lengths_of_any_kind() -> None:
+    x, y, x_lengths, _ = data()
     assert torch.equal(
         distributed.cdist(x, y, x_lengths=torch.tensor(x_lengths)),
         distributed.cdist(x, y, x_lengths=x_lengths),

@@ -15,6 +15,8 @@ import softdtw_cuda
 from softdtw_cuda import (
     DilateLoss,
     SoftDTW,
+    distributed,
+    gamma_heuristic,
     softdtw,
     softdtw_alignment,
     softdtw_barycenter,
@@ -24,6 +26,7 @@ from softdtw_cuda import (
     softdtw_entropy,
     softdtw_expected_cost,
     softdtw_from_cost,
+    softdtw_knn,
     softdtw_sharp,
 )
 
@@ -162,11 +165,11 @@ class TestPairs:
 
     def test_wrong_rank(self, call: Callable[..., object]) -> None:
         for x, y in ((X[0], Y), (X, Y[0]), (X[0, :, 0], Y[0, :, 0])):
-            with raises(ValueError, "3 dimensions", str(tuple(x.shape)), str(tuple(y.shape)), "unsqueeze"):
+            with raises(ValueError, "3 dimensions", str(tuple(x.shape)), str(tuple(y.shape)), "x[None]"):
                 call(x, y)
         with raises(ValueError, "3 dimensions", "(1, 2, 5, 3) and (1, 2, 4, 3)", "x.flatten(0, 1)") as caught:
             call(X.unsqueeze(0), Y.unsqueeze(0))
-        assert "unsqueeze" not in str(caught.value)
+        assert "None]" not in str(caught.value)
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.complex64])
     def test_not_a_float(self, call: Callable[..., object], dtype: torch.dtype) -> None:
@@ -320,8 +323,27 @@ def test_verbose_is_the_former_name_of_progress(capfd: pytest.CaptureFixture[str
 
 
 def test_all_pairs_need_a_batch() -> None:
-    with raises(ValueError, "3 dimensions", "(5, 3)", "(4, 3)", "unsqueeze(0)"):
+    with raises(ValueError, "3 dimensions", "(5, 3)", "(4, 3)", "x[None]"):
         softdtw_cdist(X[0], Y[0])
+    # Of one set, only that is spoken of, and in words that arrays have, too.
+    for call, start in ((softdtw_cdist, "x must have 3 dim"), (gamma_heuristic, "X must have 3 dim")):
+        with raises(ValueError, start, "got shape (5, 3);", "[..., None]"):
+            call(X[0].numpy())
+
+
+def test_a_progress_that_is_no_flag() -> None:
+    with raises(TypeError, "progress must be True or False, got 'no'"):
+        softdtw_knn(X, Y, 1, progress="no")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "longdouble", "U1"])
+def test_arrays_of_other_types(dtype: str) -> None:
+    array = np.zeros((2, 5, 1), dtype)
+    for call in (softdtw_cdist, lambda x: softdtw_knn(x, None, 1), gamma_heuristic, distributed.cdist):
+        with raises(TypeError, f"has dtype {array.dtype}, expected float64", ".astype(numpy.float32)"):
+            call(array)
+    with raises(TypeError, "x[0] has dtype", ".astype(numpy.float32)"):
+        softdtw_cdist(list(array))
 
 
 class TestCosts:
@@ -448,7 +470,7 @@ def test_reduction() -> None:
 
 class TestBarycenter:
     def test_series(self) -> None:
-        with raises(ValueError, "X must have shape (K, N, D)", "(5, 3)", "unsqueeze(-1)"):
+        with raises(ValueError, "X must have shape (K, N, D)", "(5, 3)", "X[..., None]"):
             softdtw_barycenter(X[0])
         with raises(ValueError, "(1, 2, 5, 3)", "X.flatten(0, 1)"):
             softdtw_barycenter(X.unsqueeze(0))
@@ -600,6 +622,10 @@ class TestOmega:
     def test_alpha(self, alpha: float) -> None:
         with raises(ValueError, "alpha must be a"):
             DilateLoss(alpha=alpha)
+        loss = DilateLoss()
+        loss.alpha = alpha
+        with raises(ValueError, "alpha must be a"):
+            loss(X, X)
         with raises(ValueError, "reduction is 'all'"):
             DilateLoss(reduction="all")
 
@@ -733,6 +759,8 @@ def test_a_module_that_no_call_could_use() -> None:
 def test_gamma_beyond_every_float() -> None:
     with raises(ValueError, "gamma", "finite"):
         softdtw(X, Y, gamma=10**400)
+    with raises(ValueError, "tol", "finite"):
+        softdtw_barycenter(X, tol=10**400)
 
 
 @pytest.mark.parametrize("lengths", [{3, 4}, {3: 1, 4: 2}, [True, True], (3, False)])
@@ -742,6 +770,13 @@ def test_lengths_without_order_or_number(lengths: object) -> None:
 
 
 class TestBarycenterOptions:
+    @pytest.mark.parametrize("name", ["early_stopping", "progress", "return_info"])
+    def test_flags(self, name: str) -> None:
+        with raises(TypeError, f"{name} must be True or False, got 'no'"):
+            softdtw_barycenter(X, **{name: "no"})
+        with raises(TypeError, f"{name} must be True or False, got 'no'"):
+            softdtw_barycenters(X, [0, 1], **{name: "no"})
+
     @pytest.mark.parametrize("name", ["max_iter", "length", "patience"])
     def test_counts(self, name: str) -> None:
         for wrong in (2.5, "5", True, [3]):

@@ -165,6 +165,18 @@ def test_float32_stays_float32(model: Any) -> None:
 
 
 @each_estimator
+def test_not_where_torch_makes_tensors_by_default(model: Any) -> None:
+    X, y = kinds(features=2)
+    expected = clone(model).fit(X, y).predict(X)
+    torch.set_default_device("meta")
+    try:
+        found = clone(model).fit(X, y).predict(X)
+    finally:
+        torch.set_default_device(None)
+    np.testing.assert_array_equal(found, expected)
+
+
+@each_estimator
 def test_pickle_and_clone(model: Any) -> None:
     X, y = kinds(features=2)
     fitted = clone(model).fit(X, y)

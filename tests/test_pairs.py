@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softdtw_cuda import softdtw, softdtw_cdist, softdtw_pairs
+from softdtw_cuda import pairs, softdtw, softdtw_cdist, softdtw_pairs
 from softdtw_cuda._problem import NO_BAND, Problem
 
 METRICS = ["sqeuclidean", "cosine", "euclidean", "cityblock"]
@@ -33,6 +33,32 @@ def one_by_one(x: Tensor, y: Tensor, pairs: list[list[int]], **options: Any) -> 
 
     values = [softdtw(cut(x, x_lengths, i), cut(y, y_lengths, j), **options) for i, j in pairs]
     return torch.stack(values)
+
+
+@pytest.mark.parametrize("limit", [None, 1], ids=["whole", "parts"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["tensor", "numpy"])
+def test_a_list_that_changes_before_the_backward(
+    device: str, kind: str, fused: bool, limit: int | None
+) -> None:
+    """One array of indices may be filled again for every step of a training."""
+    x, y = series(device, grad=True)
+    listed = torch.tensor(PAIRS, dtype=torch.int32, device="cpu" if kind == "numpy" else device)
+    given: Any = listed.numpy() if kind == "numpy" else listed
+    expected = torch.autograd.grad(softdtw_pairs(x, y, PAIRS, fused=fused).sum(), (x, y))
+    value = softdtw_pairs(x, y, given, fused=fused, memory_limit=limit)
+    listed.zero_()
+    for ours, theirs in zip(torch.autograd.grad(value.sum(), (x, y)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_parts_of_which_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take no checkpoint, for which torch imports its compiler."""
+    x, y = series()
+    expected = softdtw_cdist(x, y, dist="euclidean")
+    monkeypatch.setattr(pairs, "checkpoint", None)
+    with torch.no_grad():
+        assert torch.equal(softdtw_cdist(x, y, dist="euclidean", memory_limit=1), expected)
 
 
 LENGTHS = {"x_lengths": [7, 3, 5, 1, 2], "y_lengths": [2, 6, 4]}

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from softdtw_cuda import (
+    distributed,
+    gamma_heuristic,
     softdtw,
     softdtw_alignment,
     softdtw_barycenter,
     softdtw_cdist,
     softdtw_divergence,
     softdtw_from_cost,
+    softdtw_knn,
 )
 from tests.oracle import assert_within_float64, truth
 
@@ -124,6 +127,11 @@ def test_tensors_are_made_where_the_inputs_are(default: str, device: str) -> Non
             softdtw_alignment(x, y),
             softdtw_barycenter(x, weights=[1.0, 2.0, 3.0], lengths=[5, 20, 7], max_iter=2),
             softdtw_barycenter(list(x), max_iter=2, optimizer="lbfgs"),
+            softdtw_cdist(x.detach(), normalize=True),
+            *softdtw_knn(x.detach(), y.detach().cpu(), 2, query_lengths=[5, 20, 7], exclude_self=True),
+            torch.tensor(gamma_heuristic(x, lengths=[5, 20, 7], n_samples=20), device=device),
+            distributed.cdist(x.detach(), y.detach().cpu(), normalize=True),
+            *distributed.knn(x.detach().cpu(), None, 2, device=device),
         ]
         gradients = torch.autograd.grad(sum(values[:4]).sum(), (x, y, cost))
         return [*(value.detach() for value in values), *gradients]
@@ -138,7 +146,7 @@ def test_tensors_are_made_where_the_inputs_are(default: str, device: str) -> Non
         assert torch.equal(ours, theirs)
 
 
-def test_signs_and_zeros_that_torch_has_put_off(device: str) -> None:
+def test_lazy_negation_and_zero_tensors(device: str) -> None:
     x, y = (torch.randn(3, steps, 2, device=device) for steps in (20, 15))
     cost = torch.rand(3, 20, 15, device=device)
     for call, series in ((softdtw, (x, y)), (softdtw_from_cost, (cost,))):

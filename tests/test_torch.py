@@ -239,6 +239,14 @@ class TestCompile:
             expected = truth(x, y, 1.0)
             torch.testing.assert_close(x.grad.cpu().double(), expected.grad_x, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.parametrize("kind", [list, torch.tensor], ids=["list", "tensor"])
+    def test_lengths_with_changing_shapes(self, device: str, kind: Callable[[list[int]], Any]) -> None:
+        compiled = torch.compile(softdtw, fullgraph=True, backend="aot_eager", dynamic=True)
+        x, y = torch.randn(3, 10, 2, device=device), torch.randn(3, 12, 2, device=device)
+        for lengths in ([10, 4, 1], [2, 2, 9]):
+            ours = compiled(x, y, x_lengths=kind(lengths))
+            assert torch.equal(ours, softdtw(x, y, x_lengths=lengths))
+
     def test_double_backward_still_raises(self, device: str) -> None:
         x, y = inputs(device)
         value = torch.compile(softdtw, fullgraph=True, backend="aot_eager")(x, y).sum()
@@ -264,6 +272,19 @@ class TestAutocast:
         assert value.dtype == torch.float32
         for ours, theirs in zip((value.detach(), x.grad, y.grad), expected, strict=True):
             assert torch.equal(ours, theirs)
+
+    @pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"dist": "euclidean"}])
+    def test_nor_second_derivatives(self, device: str, options: dict[str, Any]) -> None:
+        x, y = inputs(device)
+
+        def second() -> tuple[torch.Tensor, ...]:
+            (gradient,) = torch.autograd.grad(softdtw(x, y, **options).sum(), x, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), (x, y))
+
+        expected = second()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            for ours, theirs in zip(second(), expected, strict=True):
+                assert torch.equal(ours, theirs)
 
     def test_a_network_under_autocast_against_a_float32_target(self, device: str) -> None:
         layer = torch.nn.Linear(4, 4).to(device)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from softdtw_cuda import softdtw
+
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "softdtw_cuda"
 COMPAT = PACKAGE / "_torch_compat.py"
@@ -162,6 +164,16 @@ def private_names(source: str) -> list[str]:
             if of_torch or hasattr(torch.Tensor, node.attr):
                 found.append(ast.unparse(node))
     return found
+
+
+def test_functions_without_an_apply_below_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(2, 9, 1, requires_grad=True), torch.randn(2, 7, 1)
+    (expected,) = torch.autograd.grad(softdtw(x, y).sum(), x)
+    base = torch.autograd.Function.__mro__[-2]
+    monkeypatch.setattr(torch.autograd, "Function", base)  # which has no apply below it
+    assert not hasattr(super(base, torch.autograd.function.Function), "apply")
+    (measured,) = torch.autograd.grad(softdtw(x, y).sum(), x)
+    assert torch.equal(measured, expected)
 
 
 def test_no_other_file_uses_a_private_name() -> None:

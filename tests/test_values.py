@@ -114,7 +114,7 @@ class TestIdentities:
         dtw = hard[n, m].item()
         assert dtw - gamma * math.log(delannoy(n - 1, m - 1)) - 1e-9 <= value <= dtw + 1e-9
 
-    def test_alignment_conserves_mass(self, device: str, n: int, m: int) -> None:
+    def test_alignment_weight_is_conserved(self, device: str, n: int, m: int) -> None:
         alignment = softdtw_alignment(cost=costs(1, n, m, device), gamma=0.5)[0].cpu()
         assert alignment.min() >= 0
         assert alignment.max() <= 1 + 1e-12
@@ -150,7 +150,7 @@ class TestIdentities:
         assert (y.grad == 0).all()
 
 
-def test_anti_diagonals_and_the_mass_that_jumps_them_sum_to_one(device: str) -> None:
+def test_anti_diagonals_and_the_weight_that_jumps_them_sum_to_one(device: str) -> None:
     """Every path crosses anti-diagonal k or jumps it by a diagonal step: the two probabilities sum to 1."""
     n, m, gamma = 37, 23, 0.5
     cost = costs(1, n, m, device)

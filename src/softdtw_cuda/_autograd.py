@@ -35,6 +35,7 @@ from ._torch_compat import (
     is_grad_batch,
     map_over_grads,
     outer_forward_mode,
+    plain_apply,
     saved_primals,
 )
 from ._vmap import fold, rows
@@ -378,13 +379,9 @@ def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tens
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
-    """`function.apply`; outside of transforms without what it does for them.
-
-    It looks up the signature of `forward` at every call, which takes longer than small problems do.
-    """
     if in_transform() or holds_wrapped(*arguments):
         return function.apply(*arguments)
-    return super(torch.autograd.Function, function).apply(*arguments)
+    return plain_apply(function)(*arguments)
 
 
 class _Value(torch.autograd.Function):

@@ -68,11 +68,11 @@ class DualBackend(Protocol):
         """Size of the state that `expected` saves; sizes may be symbolic."""
 
 
-def _find_backend(device_type: str) -> Backend:
-    """The module that computes for this kind of device."""
+def _find_backends(device_type: str) -> tuple[Backend, DualBackend]:
+    """The modules that compute for this kind of device, in first and in second order."""
     if device_type == "cpu":
         try:
-            from ._cpu import launch as cpu
+            from ._cpu import dual_launch, launch
         except ImportError as error:
             warnings.warn(
                 f"softdtw_cuda: the CPU kernels cannot be loaded ({error}); falling back to plain torch, "
@@ -80,13 +80,14 @@ def _find_backend(device_type: str) -> Backend:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return _reference
-        return cpu
+            return _reference, _reference
+        return launch, dual_launch
     if device_type == "cuda" and torch.version.hip is None:
-        from ._cuda import launch as cuda
+        from ._cuda import dual
+        from ._cuda import launch as cuda_launch
 
-        return cuda
-    return _reference
+        return cuda_launch, dual
+    return _reference, _reference
 
 
 def _remedy() -> str:
@@ -98,30 +99,25 @@ wait_before_fork(_loading)
 
 
 @functools.cache
-def _kept_backend(device_type: str) -> Backend:
+def _kept_backends(device_type: str) -> tuple[Backend, DualBackend]:
     with _loading:
-        return _find_backend(device_type)
+        return _find_backends(device_type)
+
+
+def _backends_of(device_type: str) -> tuple[Backend, DualBackend]:
+    """Both backends of a kind of device, found once."""
+    # torch's compiler traces through a cache and warns that it does.
+    return _find_backends(device_type) if torch.compiler.is_compiling() else _kept_backends(device_type)
 
 
 def backend(device_type: str) -> Backend:
-    """The backend of a kind of device, found once."""
-    # torch's compiler traces through a cache and warns that it does.
-    return _find_backend(device_type) if torch.compiler.is_compiling() else _kept_backend(device_type)
+    """The backend of a kind of device."""
+    return _backends_of(device_type)[0]
 
 
 def dual_backend(device_type: str) -> DualBackend:
-    """What computes second order for a kind of device: its backend or, if that has no kernels for it, the
-    reference, which keeps N x M tables."""
-    found = backend(device_type)
-    if found is cast(Backend, _reference):
-        return _reference
-    if device_type == "cuda":
-        from ._cuda import dual
-
-        return dual
-    from ._cpu import dual_launch
-
-    return dual_launch
+    """What computes second order; the reference, which keeps N x M tables, where there are no kernels."""
+    return _backends_of(device_type)[1]
 
 
 def kernel_missing(device_type: str) -> str | None:

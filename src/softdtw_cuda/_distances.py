@@ -71,9 +71,13 @@ def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
         grad: (B, N, M) gradient wrt the costs.
         x, y: (B or 1, N, D) and (B or 1, M, D).
     """
+    dtype = x.dtype
+    if is_differentiated():  # a product's own backward may run under autocast, which leaves float64 alone
+        grad, x, y = grad.double(), x.double(), y.double()
     centre = _centre(x, y)
     with _without_autocast(x.device.type):
-        return 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
+        gradient = 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
+    return gradient.to(dtype)
 
 
 def sqeuclidean_tangent(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:

@@ -60,8 +60,8 @@ class Distances:
         processes: Processes = ALONE,
     ) -> None:
         self.processes = processes
-        steps = torch.ones(len(series), dtype=torch.int64) if lengths is None else torch.tensor(lengths)
-        self.shares = processes.divide(steps)
+        steps = [1] * len(series) if lengths is None else lengths
+        self.shares = processes.divide(torch.tensor(steps, device="cpu"))
         rows = self.shares[processes.rank]
         center = series.new_zeros(1, length, series.shape[2])
         problem = check_all_pairs(

@@ -23,7 +23,7 @@ class Processes:
             return [slice(0, len(work))]
         ends = work.cumsum(0)
         total = int(ends[-1]) if len(work) else 0
-        shares = torch.tensor([total * k // self.count for k in range(1, self.count)], dtype=ends.dtype)
+        shares = ends.new_tensor([total * k // self.count for k in range(1, self.count)])
         cuts = [0, *torch.searchsorted(ends, shares).tolist(), len(work)]
         return [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ._validation import Lengths, check_all_pairs, check_count, explains_arguments
+from ._validation import Lengths, check_count, check_set, explains_arguments
 
 Array = np.ndarray[Any, Any]
 Series = Tensor | Array | Sequence[Tensor] | Sequence[Array]
@@ -31,7 +31,7 @@ def as_batch(name: str, series: Series, lengths: Lengths | None) -> tuple[Tensor
     if isinstance(series, Tensor):
         return series, lengths
     if isinstance(series, np.ndarray) and series.dtype != object:
-        return _as_tensor(series), lengths
+        return _as_tensor(name, series), lengths
     if not isinstance(series, (list, tuple, np.ndarray)) or len(series) == 0:
         return cast(Tensor, series), lengths
     each = list(series)
@@ -55,15 +55,20 @@ def as_batch(name: str, series: Series, lengths: Lengths | None) -> tuple[Tensor
                 f"{name}[{k}] has dtype {one.dtype}, expected {first.dtype}, and the device, of {name}[0]; "
                 "convert the series to one type on one device."
             )
-    tensors = [one if isinstance(one, Tensor) else _as_tensor(one) for one in each]
+    tensors = [one if isinstance(one, Tensor) else _as_tensor(f"{name}[0]", one) for one in each]
     sizes = [one.shape[0] for one in tensors]
     if min(sizes) == max(sizes):
         return torch.stack(tensors), None
     return pad_sequence(tensors, batch_first=True), sizes
 
 
-def _as_tensor(array: Array) -> Tensor:
+def _as_tensor(name: str, array: Array) -> Tensor:
     """The same memory as a tensor, or a copy where torch has no such layout."""
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        raise TypeError(
+            f"{name} has dtype {array.dtype}, expected float64, float32 or float16; convert it with "
+            f"{name}.astype(numpy.float32)."
+        )
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="))
     with warnings.catch_warnings():
@@ -112,17 +117,22 @@ def gamma_heuristic(
     """
     batch, lengths = as_batch("X", X, lengths)
     n_samples = check_count("n_samples", n_samples)
-    problem = check_all_pairs(batch, None, 1.0, None, "sqeuclidean", None, lengths, None)
+    problem = check_set(batch, lengths)
     series = problem.x.detach()
     count, size, _ = series.shape
-    each = torch.full((count,), size) if problem.x_lengths is None else problem.x_lengths.cpu().long()
+    each = (
+        torch.full((count,), size, device="cpu")
+        if problem.x_lengths is None
+        else problem.x_lengths.cpu().long()
+    )
     ends = each.cumsum(0)
     total = int(ends[-1]) if count else 0
     if total < 2:
         raise ValueError(f"X has {total} time step(s), expected at least 2 to tell a distance.")
-    steps = torch.arange(total)
+    steps = torch.arange(total, device="cpu")
     if n_samples < total:
-        steps = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:n_samples]
+        generator = torch.Generator("cpu").manual_seed(seed)
+        steps = torch.randperm(total, generator=generator, device="cpu")[:n_samples]
     owner = torch.searchsorted(ends, steps, right=True)
     place = steps - (ends - each)[owner]
     sample = series[owner.to(series.device), place.to(series.device)].double().cpu()
@@ -151,7 +161,7 @@ def blocks_on(device: torch.device, series: Tensor, size: int) -> Iterator[tuple
             yield each, series[each].to(device)
         return
     shape, used = (min(size, count), *series.shape[1:]), min(2, len(ranges))
-    pinned = [torch.empty(shape, dtype=series.dtype, pin_memory=True) for _ in range(used)]
+    pinned = [torch.empty(shape, dtype=series.dtype, device="cpu", pin_memory=True) for _ in range(used)]
     arrived = [torch.empty(shape, dtype=series.dtype, device=device) for _ in range(used)]
     copies, work = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     copies.wait_stream(work)  # the memory may have been another's on that stream

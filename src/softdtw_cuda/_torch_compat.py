@@ -215,6 +215,16 @@ def holds_wrapped(*arguments: Any) -> bool:
     return any(isinstance(each, Tensor) and _is_wrapped(each) for each in arguments)
 
 
+def plain_apply(function: Any) -> Callable[..., Any]:
+    """`function.apply` without what it does for transforms, or `function.apply` itself.
+
+    It looks up the signature of `forward` at every call, which takes longer than small problems do. There is
+    no public name for the `apply` that it overrides. Where there is none, it is what is called.
+    """
+    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return found
+
+
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 

@@ -43,16 +43,20 @@ def check_gamma(gamma: SupportsFloat) -> float:
                 f"gamma must be a real number, got {type(gamma).__name__}; pass a Python float such as "
                 "gamma=1.0."
             )
-        try:
-            gamma = float(gamma)
-        except OverflowError:  # an integer beyond every float
-            gamma = math.inf
+        gamma = _as_float(gamma)
     if not 0.0 < gamma < math.inf:
         raise ValueError(
             f"gamma must be a finite number greater than 0, got {gamma}; small values such as 0.01 come "
             "close to DTW, for DTW itself (gamma = 0) there is no gradient."
         )
     return gamma
+
+
+def _as_float(number: numbers.Real) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer beyond every float
+        return math.inf
 
 
 def _number_in(gamma: Tensor) -> SupportsFloat:
@@ -118,7 +122,7 @@ def check_real(name: str, value: object, positive: bool) -> float:
     """A finite number of at least 0, or greater if it has to be positive."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {value!r}; pass a Python float.")
-    number = float(value)
+    number = _as_float(value)
     if not 0.0 <= number < math.inf or (positive and number == 0.0):
         least = "greater than 0" if positive else "of at least 0"
         raise ValueError(f"{name} must be a finite number {least}, got {number}.")
@@ -220,6 +224,11 @@ def _are_dense(*tensors: object) -> bool:
 
 def _dimension_error(x: Tensor, y: Tensor, all_pairs: bool, names: tuple[str, str]) -> ValueError:
     expected = "3 dimensions (series, time, features)"
+    if x is y:
+        shape = tuple(x.shape)
+        return ValueError(
+            f"{names[0]} must have {expected}, got shape {shape}; {fix_dimensions(names[0], x.dim())}."
+        )
     if not all_pairs:
         expected = "3 dimensions (batch, time, features), or both 2 (time, features)"
     return ValueError(
@@ -235,9 +244,7 @@ def fix_dimensions(name: str, dimensions: int) -> str:
             "flatten what comes before time into the first dimension and what comes after it into the "
             f"features, for example {name}.flatten(0, 1) or {name}.flatten(2)"
         )
-    return (
-        f"add a missing feature axis with {name}.unsqueeze(-1), a missing first axis with {name}.unsqueeze(0)"
-    )
+    return f"add a missing feature axis with {name}[..., None], a missing first axis with {name}[None]"
 
 
 def _feature_error(x: Tensor, y: Tensor, batched: bool, names: tuple[str, str]) -> ValueError:
@@ -388,6 +395,11 @@ def check_all_pairs(
     return _check_sets(x, y, gamma, bandwidth, dist, fused, (x_lengths, y_lengths), ("x", "y"))
 
 
+def check_set(X: Tensor, lengths: Lengths | None) -> Problem:
+    """The problem of all pairs of a set X (K, N, D)."""
+    return _check_sets(X, X, 1.0, None, "sqeuclidean", None, (lengths, lengths), ("X", "X"))
+
+
 def check_queries(
     queries: Tensor,
     database: Tensor,
@@ -424,7 +436,7 @@ def check_averages(
     return _check_sets(averages, X, gamma, bandwidth, dist, fused, (None, lengths), ("barycenter", "X"))
 
 
-_LENGTHS_OF = {
+LENGTHS_OF = {
     "x": "x_lengths",
     "y": "y_lengths",
     "queries": "query_lengths",
@@ -453,7 +465,7 @@ def _check_sets(
         x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
     use_fused = _check_fused(fused, metric, x)
     checked = [
-        check_lengths(given, _LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
+        check_lengths(given, LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
         for side, given, name in zip((x, y), lengths, names, strict=True)
     ]
     (x_rows, x_host), (y_rows, y_host) = checked
@@ -514,7 +526,8 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
         _check_index_range(given, problem)
     if given.dtype == torch.int64:
         given = given.clamp(-1, 2**31 - 1)  # what does not fit is no index, and stays none
-    return given.to(torch.int32, copy=given.device != device).to(device, non_blocking=True)
+    # A copy in any case: backwards read it again, and would not notice that the user had changed it.
+    return given.to(torch.int32, copy=True).to(device, non_blocking=True)
 
 
 def _check_index_range(pairs: Tensor, problem: Problem) -> None:
@@ -637,7 +650,7 @@ def _check_length_tensor(
             f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; {fix}."
         )
     given = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
-    if given.dim() != 1 or given.shape[0] not in (batch, rows):
+    if given.dim() != 1 or (given.shape[0] != batch and given.shape[0] != rows):
         raise _length_shape_error(name, tuple(lengths.shape), batch)
     return given
 
@@ -667,7 +680,7 @@ def _check_length_list(
             f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length for "
             "each series, for example [20, 17, 31]."
         ) from None
-    if len(host) not in (batch, rows):
+    if len(host) != batch and len(host) != rows:  # `in` takes no symbolic sizes
         raise _length_shape_error(name, (len(host),), batch)
     return host
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from ._validation import (
     Lengths,
     check_averages,
     check_count,
+    check_flag,
     check_gamma,
     check_lengths,
     check_not_packed,
@@ -31,6 +31,9 @@ from ._validation import (
 )
 from .functional import half_self, sharp, with_itself
 from .pairs import half_self_values, pair_values, pairs_at_a_time
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Optimizer = Literal["adam", "lbfgs", "newton-cg"]
 Divergence = Literal["soft", "sharp"]
@@ -64,29 +67,39 @@ class BarycenterInfo:
         return min((loss for loss in self.losses if math.isfinite(loss)), default=math.nan)
 
 
+class _Options(TypedDict, total=False):
+    """The options that both functions have, for their overloads."""
+
+    gamma: float
+    bandwidth: int | None
+    dist: str | DistanceFunction
+    divergence: Divergence | None
+    weights: Tensor | Sequence[float] | None
+    max_iter: int
+    lr: float | None
+    init: Tensor | Literal["mean"] | None
+    lengths: Lengths | None
+    length: int | None
+    optimizer: Optimizer
+    early_stopping: bool
+    patience: int
+    tol: float
+    progress: bool
+    fused: bool | None
+    device: torch.device | str | None
+
+
+CallbackOfOne = Callable[[int, Tensor, float], object]
+Callback = Callable[[int, Tensor, list[float]], object]
+
+
 @overload
 def softdtw_barycenter(
     X: Tensor | Sequence[Tensor],
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, float], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: CallbackOfOne | None = ...,
     return_info: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -94,25 +107,9 @@ def softdtw_barycenter(
 def softdtw_barycenter(
     X: Tensor | Sequence[Tensor],
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, float], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: CallbackOfOne | None = ...,
     return_info: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, BarycenterInfo]: ...
 
 
@@ -182,6 +179,7 @@ def softdtw_barycenter(
         >>> softdtw_barycenter(X, gamma=0.1, max_iter=20).shape
         torch.Size([100, 3])
     """
+    return_info = check_flag("return_info", return_info)
     z, infos = averages(
         X,
         None,
@@ -214,25 +212,9 @@ def softdtw_barycenters(
     labels: Labels,
     n_clusters: int | None = ...,
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, list[float]], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: Callback | None = ...,
     return_info: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -242,25 +224,9 @@ def softdtw_barycenters(
     labels: Labels,
     n_clusters: int | None = ...,
     *,
-    gamma: float = ...,
-    bandwidth: int | None = ...,
-    dist: str | DistanceFunction = ...,
-    divergence: Divergence | None = ...,
-    weights: Tensor | Sequence[float] | None = ...,
-    max_iter: int = ...,
-    lr: float | None = ...,
-    init: Tensor | Literal["mean"] | None = ...,
-    lengths: Lengths | None = ...,
-    length: int | None = ...,
-    optimizer: Optimizer = ...,
-    early_stopping: bool = ...,
-    patience: int = ...,
-    tol: float = ...,
-    callback: Callable[[int, Tensor, list[float]], object] | None = ...,
-    progress: bool = ...,
-    fused: bool | None = ...,
-    device: torch.device | str | None = ...,
+    callback: Callback | None = ...,
     return_info: Literal[True],
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, list[BarycenterInfo]]: ...
 
 
@@ -324,6 +290,7 @@ def softdtw_barycenters(
         >>> softdtw_barycenters(X, [0, 1, 2, 1] * 4, gamma=0.1, max_iter=20).shape
         torch.Size([3, 100, 3])
     """
+    return_info = check_flag("return_info", return_info)
     z, infos = averages(
         X,
         labels,
@@ -348,9 +315,6 @@ def softdtw_barycenters(
         device=device,
     )
     return (z, infos) if return_info else z
-
-
-Callback = Callable[[int, Tensor, list[float]], object]
 
 
 def averages(
@@ -401,11 +365,12 @@ def averages(
     max_iter, patience = check_count("max_iter", max_iter, least=0), check_count("patience", patience)
     tol = check_real("tol", tol, positive=False)
     lr = None if lr is None else check_real("lr", lr, positive=True)
+    early_stopping, progress = check_flag("early_stopping", early_stopping), check_flag("progress", progress)
     # A descent needs gradients.
-    with torch.inference_mode(False), _default_device_cpu():
+    with torch.inference_mode(False):
         series, host_lengths = _check_series(X, lengths, device)
         if labels is None:
-            owners, count = torch.zeros(series.shape[0], dtype=torch.int64), 1
+            owners, count = torch.zeros(series.shape[0], dtype=torch.int64, device="cpu"), 1
             init = init.unsqueeze(0) if isinstance(init, Tensor) else init
         else:
             owners, count = _check_labels(labels, n_clusters, init, series.shape[0])
@@ -443,12 +408,8 @@ def averages(
         )
 
 
-def _report_of_one(callback: Callable[[int, Tensor, float], object]) -> Callback:
+def _report_of_one(callback: CallbackOfOne) -> Callback:
     return lambda iteration, z, losses: callback(iteration, z[0], losses[0])
-
-
-def _default_device_cpu() -> AbstractContextManager[object]:
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _check_series(
@@ -543,7 +504,7 @@ def _check_labels(labels: Labels, n_clusters: int | None, init: object, count: i
 def _check_weights(weights: Tensor | Sequence[float] | None, count: int) -> Tensor:
     """(K,) weights in float64 on the CPU."""
     if weights is None:
-        return torch.ones(count, dtype=torch.float64)
+        return torch.ones(count, dtype=torch.float64, device="cpu")
     try:
         given = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
@@ -619,7 +580,7 @@ def _cluster(owners: Tensor, weights: Tensor, count: int, device: torch.device) 
     totals = torch.from_numpy(np.bincount(owners.numpy(), weights.numpy(), minlength=count))
     shares = torch.where(totals > 0, 1 / totals, 0.0)[owners] * weights
     groups = -(-sizes // SERIES_OF_A_GROUP)
-    group_sizes = torch.full((int(groups.sum()),), SERIES_OF_A_GROUP)
+    group_sizes = torch.full((int(groups.sum()),), SERIES_OF_A_GROUP, device="cpu")
     ends = groups.cumsum(0)[groups > 0]
     group_sizes[ends - 1] = (sizes - (groups - 1) * SERIES_OF_A_GROUP)[groups > 0]
     return _Clusters(
@@ -643,7 +604,7 @@ def _start(
     if isinstance(init, Tensor):
         return init.detach().to(series, copy=True)
     count, size, _ = series.shape
-    each = torch.full((count,), size) if lengths is None else torch.tensor(lengths)
+    each = torch.tensor([size] * count if lengths is None else lengths, device="cpu")
     if length is None:
         length = max(1, round(float((each * weights).sum() / weights.sum())))
     length = check_count("length", length)
@@ -697,8 +658,8 @@ class _Objective:
         """(K,) halves of what each series has with itself."""
         series, lengths = self.problem.y, self.problem.y_lengths
         assert series is not None
-        steps = torch.ones(len(series), dtype=torch.int64) if lengths is None else lengths.cpu()
-        shares = self.processes.divide(steps)
+        steps = [1] * len(series) if lengths is None else lengths.tolist()
+        shares = self.processes.divide(torch.tensor(steps, device="cpu"))
         rows = shares[self.processes.rank]
         own = self.problem._replace(x=series[rows], x_lengths=None if lengths is None else lengths[rows])
         return self.processes.gather(self._half_selves(own), shares)

@@ -27,13 +27,16 @@ from torch import distributed as dist
 from tqdm import tqdm
 
 from ._journal import Journal, Output, difference, hash_array
+from ._processes import default_group
 from ._series import Array, Series, as_batch, in_kind
 from ._tiles import Tile, divide, row_tiles, square_tiles
 from ._validation import (
+    LENGTHS_OF,
     Lengths,
     check_all_pairs,
     check_bandwidth,
     check_flag,
+    check_lengths,
     explains_arguments,
 )
 from .neighbours import Nearest, check_neighbours, softdtw_knn, without_self
@@ -101,6 +104,7 @@ def cdist(
     """
     symmetric, place = y is None, _device_of(x, device)
     with _current(place), in_every_process():
+        overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
         rows = _check_side("x", x, x_lengths, place)
         columns = rows if y is None else _check_side("y", y, y_lengths, place)
         options, value_dtype = _check_options(
@@ -180,6 +184,7 @@ def knn(
     place = _device_of(queries, device)
     with _current(place), in_every_process():
         exclude_self = check_flag("exclude_self", exclude_self)
+        overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
         rows = _check_side("queries", queries, query_lengths, place)
         columns = rows if database is None else _check_side("database", database, database_lengths, place)
         options, value_dtype = _check_options(
@@ -273,17 +278,9 @@ def _check_side(name: str, series: Series, lengths: Lengths | None, device: torc
     count, size, _ = batch.shape
     if size == 0:
         raise ValueError(f"{name} has shape {tuple(batch.shape)}, expected at least one time step.")
-    if isinstance(lengths, Tensor):
-        lengths = lengths.cpu()
-    given = np.full(count, size) if lengths is None else np.asarray(lengths)
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"the lengths of {name} must be {count} integers, got {lengths!r}.")
-    given = given.astype(np.int64)
-    if given.shape != (count,) or (count and (given.min() < 1 or given.max() > size)):
-        raise ValueError(
-            f"the lengths of {name} have shape {given.shape} and lie from {given.min(initial=size)} to "
-            f"{given.max(initial=0)}, expected {count} numbers from 1 to {size}, one for each series."
-        )
+    lengths = lengths.cpu() if isinstance(lengths, Tensor) else lengths
+    _, host = check_lengths(lengths, LENGTHS_OF[name], count, count, size, torch.device("cpu"), batched=True)
+    given = np.full(count, size) if host is None else np.array(host, np.int64)
     home, batch = batch.device, batch.detach()
     # A set on the host stays there, and is copied part by part.
     return _Side(batch if home.type == "cpu" else batch.to(device), given, device, home)
@@ -346,11 +343,11 @@ def own_device() -> torch.device:
 
 
 def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return default_group().rank
 
 
 def _processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return default_group().count
 
 
 class ProcessFailed(RuntimeError):
@@ -510,7 +507,9 @@ def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
     """The outputs, gathered in every process."""
     _check_agreement(work.describe(content=False))
     shares = divide(work.tiles, _processes())
-    results = [torch.empty(shape, dtype=_torch_dtype(dtype)) for shape, dtype, _ in work.outputs]
+    results = [
+        torch.empty(shape, dtype=_torch_dtype(dtype), device="cpu") for shape, dtype, _ in work.outputs
+    ]
     # NCCL speaks between GPUs only, gloo between CPUs.
     home = torch.device("cpu")
     if _processes() > 1 and dist.get_backend() == "nccl":
@@ -602,7 +601,7 @@ def _kind_of(device: torch.device) -> str:
 
 def _bytes_of(series: Tensor) -> Array:
     """A tensor of any type as an array; NumPy has no bfloat16."""
-    series = series.cpu()
+    series = series.cpu().resolve_neg()
     if series.dtype == torch.bfloat16:
         series = series.view(torch.int16)
     return series.numpy()

@@ -111,11 +111,19 @@ class SoftDTW(nn.Module):
         return ", ".join(options)
 
 
+def _check_alpha(alpha: float) -> float:
+    alpha = check_real("alpha", alpha, positive=False)
+    if alpha > 1:
+        raise ValueError(f"alpha must be a number from 0 to 1, got {alpha}; 1 is Soft-DTW, 0 the time alone.")
+    return alpha
+
+
 @explains_arguments
 def _dilate(
     x: Tensor, y: Tensor, alpha: float, gamma: float, x_lengths: Lengths | None, y_lengths: Lengths | None
 ) -> Tensor:
     problem, batched = check_series(x, y, gamma, None, "sqeuclidean", None, x_lengths, y_lengths)
+    alpha = _check_alpha(alpha)
     shape, time = dilate_terms(problem)
     value = alpha * shape + (1 - alpha) * time
     return value if batched else value[0]
@@ -150,11 +158,7 @@ class DilateLoss(nn.Module):
     @explains_arguments
     def __init__(self, alpha: float = 0.5, gamma: float = 0.01, reduction: Reduction = "mean") -> None:
         super().__init__()
-        self.alpha = check_real("alpha", alpha, positive=False)
-        if self.alpha > 1:
-            raise ValueError(
-                f"alpha must be a number from 0 to 1, got {alpha}; 1 is Soft-DTW, 0 the time alone."
-            )
+        self.alpha = _check_alpha(alpha)
         _check_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.reduction = reduction

@@ -90,7 +90,7 @@ def softdtw_knn(
         torch.Size([5, 3])
     """
     normalize, exclude_self = check_flag("normalize", normalize), check_flag("exclude_self", exclude_self)
-    limit = check_memory_limit(memory_limit)
+    limit, progress = check_memory_limit(memory_limit), check_flag("progress", progress)
     if database is None and database_lengths is not None:
         raise ValueError(
             "database_lengths is given but database is None, so the queries are compared with themselves; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -61,7 +62,7 @@ def softdtw_pairs(
         x_lengths, y_lengths: (K,) and (L,) true lengths of the series.
         memory_limit: bytes to work with besides inputs and results. What does not fit is split, and
             computed a second time for the gradient instead of kept. None: a quarter of what the device has
-            free. The limit does not change a bit of the results.
+            free. On the fused path the limit does not change a bit of values and gradients.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
 
     Returns:
@@ -232,9 +233,10 @@ def pair_values(
 
     if part >= count:
         return part_values(x, y, 0)
-    return torch.cat(
-        [checkpoint(part_values, x, y, start, use_reentrant=False) for start in range(0, count, part)]
-    )
+    each = part_values
+    if torch.is_grad_enabled():  # the first checkpoint imports torch.compile, a second or two
+        each = functools.partial(checkpoint, part_values, use_reentrant=False)
+    return torch.cat([each(x, y, start) for start in range(0, count, part)])
 
 
 def pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:

@@ -141,11 +141,11 @@ def test_the_same_bits_every_time(d: int, dtype: torch.dtype) -> None:
             assert torch.equal(again, once)
 
 
-def test_mass_is_conserved() -> None:
+def test_alignment_weight_is_conserved() -> None:
     """A path is on each anti-diagonal or jumps it, and then it is on both neighbours."""
     cost = torch.rand(2, 500, 400, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    mass = softdtw_alignment(cost=cost, gamma=0.1).double()
-    sums = torch.stack([mass.flip(2).diagonal(k, 1, 2).sum(1) for k in range(399, -500, -1)], 1)
+    weights = softdtw_alignment(cost=cost, gamma=0.1).double()
+    sums = torch.stack([weights.flip(2).diagonal(k, 1, 2).sum(1) for k in range(399, -500, -1)], 1)
     assert (sums[:, [0, -1]] - 1).abs().max() <= 1e-5
     assert sums.max() <= 1 + 1e-5
     assert (sums[:, 1:] + sums[:, :-1]).min() >= 1 - 1e-5

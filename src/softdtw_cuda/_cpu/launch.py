@@ -55,9 +55,12 @@ def _largest_distances(arrays: Arrays, n: int) -> Array:
 def _needs_wide(arrays: Arrays, n: int) -> Array:
     """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
     largest = _largest_costs(arrays, n) if arrays.series.is_cost else _largest_distances(arrays, n)
-    steps = largest * (LOG2_E / arrays.series.gamma)
+    scale = LOG2_E / arrays.series.gamma
+    with np.errstate(over="ignore"):
+        steps = largest * scale
     path = arrays.series.x_lengths + arrays.series.y_lengths
-    wide: Array = ~((steps < 2.0**22) & (steps * path < 2.0**29))
+    # A scale that is no float32 makes NaN of a cost of zero.
+    wide: Array = ~((steps < 2.0**22) & (steps * path < 2.0**29) & (scale < 2.0**127))
     return wide
 
 

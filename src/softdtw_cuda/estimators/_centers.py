@@ -29,7 +29,7 @@ class _Centers(SeriesEstimator):
     def _distances(self, given: SeriesSet, centers: Any) -> tuple[Distances, Tensor]:
         """What computes the distances of the series, and the centers as it takes them."""
         device = self._device_of(given)
-        fitted = torch.as_tensor(centers).to(device)
+        fitted = torch.as_tensor(centers, device=device)
         if self._columns is not None:
             fitted = fitted.unsqueeze(2)
         options = self._check_options()
@@ -249,7 +249,7 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
                     f"init is {self.init!r}, expected 'k-means++', 'random' or an array of centers."
                 )
             return self.init
-        centers = torch.as_tensor(self.init).detach().to(series)
+        centers = torch.as_tensor(self.init, device=series.device).detach().to(series)
         if given.columns is not None and centers.dim() == 2:
             centers = centers.unsqueeze(2)
         features = series.shape[2]

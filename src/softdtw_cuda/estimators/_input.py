@@ -38,7 +38,7 @@ class SeriesSet(NamedTuple):
     def in_kind(self, result: Tensor | Array) -> Any:
         if self.is_array:
             return result.numpy(force=True) if isinstance(result, Tensor) else result
-        return torch.as_tensor(result).to(self.series.device)
+        return torch.as_tensor(result, device=self.series.device)
 
 
 class SeriesEstimator(BaseEstimator):
