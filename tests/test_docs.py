@@ -165,12 +165,15 @@ def test_whole_jobs_follow_the_csv(results: Path) -> None:
     large = scale.CUDA[3]
     rows = [scale.row_of(large, "softdtw_knn", 1, 20.0, 1, 0.1)]
     scale.write(rows, "NVIDIA H200", "a command", results)
-    shown = [scale.row_of(scale.SHARED, "distributed.cdist", n, t, 3) for n, t in ((1, 8.0), (2, 5.0))]
+    route = "distributed.cdist"
+    shown = [scale.row_of(scale.SHARED, route, n, t, 3) for n, t in ((1, 8.5), (2, 5.0))]
+    shown += [scale.row_of(scale.WITHOUT_CELLS, route, n, t, 3) for n, t in ((1, 0.5), (2, 0.3))]
     scale.write(shown, "Some CPU, 2 cores", "another", results)
     cells = 100_000**2 * 128**2
     model = f"{cells / (1000 * 128**2 / 0.02e-3):.3g}"
     assert f"| 320 | 160 | {model} | 200 (from 10% of the queries) |" in figures.scale()
-    assert "| 2 | 4 | 5 | +25% |" in figures.scale_processes()
+    # 8 s of cells, of which the busier process has 50.1 %, and 0.3 s of everything else.
+    assert "| 2 | 0.5010 | 0.30 | 4.31 | 5.00 | +16.1% |" in figures.scale_processes()
     assert "Not measured" not in figures.scale()
     plans = figures.scale_plans()
     assert "| 1,000,000 | 10 nearest | 5.56 h | 41.7 min | 5.21 min | 512 MB | 120 MB |" in plans
