@@ -39,6 +39,7 @@ PLOTS = DOCS / "assets" / "benchmarks"
 LOG_SPACE = DOCS / "data" / "log_space.csv"
 CPU_TARGETS = records.RESULTS / "cpu.csv"
 CLUSTERING = records.RESULTS / "clustering-cpu.csv"
+LOWER_BOUND = records.RESULTS / "lower_bound.csv"
 REAL_SERIES = records.RESULTS / "ucr.csv"
 NOT_YET = "*Nothing has been measured yet: `make bench` fills this table.*\n"
 
@@ -405,7 +406,7 @@ def clustering() -> str:
             "as long as the first row",
             *(["inertia"] if has_inertia else []),
         ]
-        parts.append(f"{job[:1].upper()}{job[1:]}:\n\n{_markdown(header, body, '--:')}\n")
+        parts.append(f"{job}:\n\n{_markdown(header, body, '--:')}\n")
     first = rows[0]
     return (
         "".join(parts) + f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
@@ -479,6 +480,22 @@ def real_series_means() -> str:
                 cells.append(mean if len(scores) in (0, sets) else f"{mean} ({len(scores)} of {sets} sets)")
             body.append([task, method, *cells])
     return _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+
+
+def lower_bound() -> str:
+    """The share of the pairs that a lower bound could leave out (benchmarks/lower_bound.py)."""
+    if not LOWER_BOUND.exists():
+        return NOT_YET
+    with LOWER_BOUND.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    gammas = list(dict.fromkeys(row["gamma"] for row in rows))
+    body = []
+    for key in dict.fromkeys((row["set"], row["steps"], row["bandwidth"]) for row in rows):
+        mine = [row for row in rows if (row["set"], row["steps"], row["bandwidth"]) == key]
+        shares = {row["gamma"]: f"{float(row['left_out']):.0%}" for row in mine}
+        body.append([key[0], key[1], key[2] or "none", *(shares[gamma] for gamma in gammas)])
+    header = ["set", "steps", "band", *(f"γ = {gamma}" for gamma in gammas)]
+    return f"{_markdown(header, body)}\n{rows[0]['date']}: `{rows[0]['command']}`.\n"
 
 
 def scale_plans() -> str:
@@ -611,6 +628,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scale": scale,
     "scale-processes": scale_processes,
     "clustering": clustering,
+    "lower-bound": lower_bound,
     "real-series": real_series,
     "real-series-means": real_series_means,
     "scale-plans": scale_plans,
