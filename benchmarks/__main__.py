@@ -191,11 +191,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not rows:
             raise ValueError(f"no results in {options.results}; measure first: python -m benchmarks run")
         if options.command == "plot":
-            from .plots import draw_all, draw_second_order_errors
+            from .plots import draw_all, draw_clustering, draw_second_order_errors
 
             written = draw_all(rows, options.output)
             for path in sorted(options.results.glob("error_budget_second_order_*.csv")):
                 written += draw_second_order_errors(path, options.output)
+            for path in sorted(options.results.glob("clustering-cpu.csv")):
+                written += draw_clustering(path, options.output)
             print(*written, sep="\n")
         elif options.write:
             for path in tables.write(options.write, rows):

@@ -1,6 +1,6 @@
 """All pairs and k-means beside aeon and tslearn, in one run on the same data; on a GPU the large jobs alone.
 
-    python -m benchmarks.clustering [--device cuda] [--write]
+    python -m benchmarks.clustering [--device cuda] [--only pairs] [--write]
 
 The other libraries come with `pip install 'softdtw-cuda-torch[compare]'`, in an environment of its own; where
 one is missing its rows say so. k-means starts from the same centers everywhere and takes the same number of
@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,19 +32,32 @@ from .worker import cpu_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OWN = "softdtw_cuda"
-REPEATS = 3
-SLOW_S = 20.0
-"""Calls longer than this are measured once."""
+REPEATS = 10
+ENOUGH_S = 20.0
+"""A call is repeated until its runs have taken so long together, or so often."""
 
 
 class Row(NamedTuple):
-    """One result: the least of some repeats, after a small problem that compiles."""
+    """One result: the least of some repeats, after a small problem that compiles.
+
+    `seconds` is the time of the call, `cpu_seconds` that of all its threads, which depends less on what else
+    the machine does.
+    """
 
     job: str
     method: str
     seconds: str
+    cpu_seconds: str
     inertia: str
     status: str
+
+
+class Measured(NamedTuple):
+    """The least of some calls, and what the last one returned."""
+
+    seconds: float
+    cpu_seconds: float
+    result: Any
 
 
 class KMeansJob(NamedTuple):
@@ -81,53 +95,73 @@ def kinds(count: int, steps: int, clusters: int, seed: int = 0) -> np.ndarray:
     return noisy.astype(np.float32)
 
 
-def measure(call: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """The least seconds of a few calls, and what the last one returned."""
-    least = float("inf")
+def measure(calls: Mapping[str, Callable[[], Any]], device: str) -> dict[str, Measured]:
+    """Calls in turns, so that what else the machine does meets all of them."""
+    found: dict[str, Measured] = {}
+    spent = dict.fromkeys(calls, 0.0)
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        result = call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        least = min(least, time.perf_counter() - start)
-        if least > SLOW_S:
-            break
-    return least, result
+        for name in [name for name, seconds in spent.items() if seconds < ENOUGH_S]:
+            start, cpu_start = time.perf_counter(), time.process_time()
+            result = calls[name]()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+            spent[name] += seconds
+            before = found.get(name, Measured(math.inf, math.inf, None))
+            found[name] = Measured(min(before.seconds, seconds), min(before.cpu_seconds, cpu_seconds), result)
+    return found
+
+
+def rows_of(
+    job: str,
+    calls: Mapping[str, Callable[[], Any]],
+    missing: Mapping[str, str],
+    inertia: Callable[[Any], str],
+) -> Iterator[Row]:
+    """Rows of calls that were tried on a small problem, and of those that are not installed."""
+    for method, (seconds, cpu_seconds, result) in measure(calls, "cpu").items():
+        yield Row(job, method, f"{seconds:.4g}", f"{cpu_seconds:.4g}", inertia(result), "ok")
+    for method, reason in missing.items():
+        yield Row(job, method, "", "", "", reason)
+
+
+def tried(calls: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Calls each of the small problems, so that everything is compiled; those that cannot be imported."""
+    missing = {}
+    for method, call in calls.items():
+        try:
+            call()
+        except ImportError as error:
+            missing[method] = f"not installed: {error.name}"
+    return missing
 
 
 def pair_rows(shape: tuple[int, int]) -> Iterator[Row]:
     """All pairs of one set, gamma = 1."""
     x = kinds(*shape, clusters=5)
     job = f"all pairs of {shape[0]:,} of {shape[1]} steps"
-    calls: dict[str, Callable[[np.ndarray], Callable[[], Any]]] = {
-        f"{OWN}, float32": lambda x: lambda: softdtw_cdist(x[:, :, None]),
-        f"{OWN}, float64": lambda x: lambda: softdtw_cdist(x[:, :, None].astype(np.float64)),
+    methods: dict[str, Callable[[np.ndarray], Any]] = {
+        f"{OWN}, float32": lambda x: softdtw_cdist(x[:, :, None]),
+        f"{OWN}, float64": lambda x: softdtw_cdist(x[:, :, None].astype(np.float64)),
         "tslearn, Soft-DTW": _tslearn_pairs,
         "aeon, Soft-DTW": lambda x: _aeon_pairs(x, "soft_dtw_pairwise_distance"),
         "aeon, DTW": lambda x: _aeon_pairs(x, "dtw_pairwise_distance"),
     }
-    for method, prepare in calls.items():
-        try:
-            prepare(x[:8, :10])()
-            seconds, _ = measure(prepare(x), "cpu")
-        except ImportError as error:
-            yield Row(job, method, "", "", f"not installed: {error.name}")
-            continue
-        yield Row(job, method, f"{seconds:.4g}", "", "ok")
+    missing = tried({name: partial(method, x[:8, :10]) for name, method in methods.items()})
+    calls = {name: partial(method, x) for name, method in methods.items() if name not in missing}
+    yield from rows_of(job, calls, missing, lambda _: "")
 
 
-def _tslearn_pairs(x: np.ndarray) -> Callable[[], Any]:
+def _tslearn_pairs(x: np.ndarray) -> Any:
     from tslearn.metrics import cdist_soft_dtw
 
-    series = x[:, :, None].astype(np.float64)
-    return lambda: cdist_soft_dtw(series, gamma=1.0, n_jobs=2)
+    return cdist_soft_dtw(x[:, :, None].astype(np.float64), gamma=1.0, n_jobs=2)
 
 
-def _aeon_pairs(x: np.ndarray, name: str) -> Callable[[], Any]:
+def _aeon_pairs(x: np.ndarray, name: str) -> Any:
     import aeon.distances
 
-    series = x[:, None].astype(np.float64)
-    return lambda: getattr(aeon.distances, name)(series, n_jobs=2)
+    return getattr(aeon.distances, name)(x[:, None].astype(np.float64), n_jobs=2)
 
 
 def k_means_rows(job: KMeansJob, device: str) -> Iterator[Row]:
@@ -148,21 +182,22 @@ def k_means_rows(job: KMeansJob, device: str) -> Iterator[Row]:
                 return model.fit(job.data() if job is SMALL else x)
 
             fit(SMALL)
-            seconds, model = measure(partial(fit, job), device)
+            seconds, cpu_seconds, model = measure({"fit": partial(fit, job)}, device)["fit"]
             measured = "divergence" if normalize else "Soft-DTW"
             status = "ok" if model.n_iter_ == job.rounds else f"ok, {model.n_iter_} rounds"
-            yield Row(job.name, f"{OWN}, {measured}", f"{seconds:.4g}", f"{model.inertia_:.8g}", status)
+            times = f"{seconds:.4g}", f"{cpu_seconds:.4g}"
+            yield Row(job.name, f"{OWN}, {measured}", *times, f"{model.inertia_:.8g}", status)
         return
     fits: dict[str, Callable[[np.ndarray, KMeansJob], Any]] = {OWN: _own_k_means, "tslearn": _tslearn_k_means}
-    for method, fit_centers in fits.items():
-        try:
-            fit_centers(SMALL.data(), SMALL)
-            seconds, centers = measure(partial(fit_centers, x, job), device)
-        except ImportError as error:
-            yield Row(job.name, method, "", "", f"not installed: {error.name}")
-            continue
-        inertia = softdtw_cdist(x[:, :, None].astype(np.float64), centers.astype(np.float64)).min(1).sum()
-        yield Row(job.name, method, f"{seconds:.4g}", f"{inertia:.8g}", "ok")
+    missing = tried({name: partial(each, SMALL.data(), SMALL) for name, each in fits.items()})
+    calls = {name: partial(each, x, job) for name, each in fits.items() if name not in missing}
+    series = x[:, :, None].astype(np.float64)
+    yield from rows_of(
+        job.name,
+        calls,
+        missing,
+        lambda centers: f"{softdtw_cdist(series, centers.astype(np.float64)).min(1).sum():.8g}",
+    )
 
 
 def _own_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
@@ -185,7 +220,7 @@ def _tslearn_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
 
 
 def write(rows: list[Row], device: str, command: str) -> None:
-    """Replace the results of a device by those of this run."""
+    """Replace the results of these jobs on a device."""
     path = RESULTS / f"clustering-{device}.csv"
     name = (
         torch.cuda.get_device_name()
@@ -198,11 +233,23 @@ def write(rows: list[Row], device: str, command: str) -> None:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    origin = [datetime.date.today().isoformat(), name, "; ".join(versions), command]
+    origin = {
+        "date": datetime.date.today().isoformat(),
+        "device": name,
+        "versions": "; ".join(versions),
+        "command": command,
+    }
+    old = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            old = list(csv.DictReader(file))
+    jobs = {row.job for row in rows}
+    new = [row._asdict() | origin for row in rows]
+    merged = sorted([row for row in old if row["job"] not in jobs] + new, key=lambda row: row["job"])
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*Row._fields, "date", "device", "versions", "command"])
-        writer.writerows([*row, *origin] for row in rows)
+        writer = csv.DictWriter(file, [*Row._fields, *origin], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(merged)
     print(f"{len(rows)} rows written to {path}")
 
 
@@ -210,7 +257,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="replace results/clustering-DEVICE.csv")
+    parser.add_argument("--only", choices=["pairs", "k-means"], help="one kind of job")
+    parser.add_argument(
+        "--write", action="store_true", help="replace these jobs in results/clustering-DEVICE.csv"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", "h5py not installed")
@@ -218,13 +268,14 @@ def main() -> None:
 
     def show(row: Row) -> None:
         rows.append(row)
-        result = f"{row.seconds:>8} s  inertia {row.inertia or '-'}" if row.seconds else ""
+        times = f"{row.seconds:>8} s, CPU {row.cpu_seconds:>8} s"
+        result = f"{times}  inertia {row.inertia or '-'}" if row.seconds else ""
         print(f"{row.job:48} {row.method:24} {result} {row.status}", flush=True)
 
-    if options.device == "cpu":
+    if options.device == "cpu" and options.only != "k-means":
         for row in pair_rows(PAIRS):
             show(row)
-    for job in K_MEANS[options.device]:
+    for job in K_MEANS[options.device] if options.only != "pairs" else []:
         for row in k_means_rows(job, options.device):
             show(row)
     if options.write:

@@ -639,3 +639,59 @@ def draw_second_order_errors(path: Path, folder: Path) -> list[Path]:
         written = list(_save(figure, folder, f"second_order_errors-{slug(device)}"))
         plt.close(figure)
     return written
+
+
+def draw_clustering(path: Path, folder: Path) -> list[Path]:
+    """All pairs and k-means beside other libraries, from a CSV file of clustering.py."""
+    import csv
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
+    jobs = {job: [row for row in rows if row["job"] == job] for job in dict.fromkeys(r["job"] for r in rows)}
+    device = rows[0]["device"]
+    with plt.rc_context(SETTINGS):
+        height = 1.2 + 0.32 * len(rows) + 0.4 * len(jobs)
+        figure = plt.figure(figsize=(WIDTH, height))
+        grid = figure.add_gridspec(
+            len(jobs), 1, height_ratios=[len(mine) + 0.6 for mine in jobs.values()], left=0.3, right=0.94,
+            top=1 - 0.55 / height, bottom=0.75 / height, hspace=0.4,
+        )  # fmt: skip
+        figure.suptitle(f"All pairs and k-means, {device}", x=0.02, y=1 - 0.08 / height, ha="left", va="top",
+                        fontsize=10, color=DARK)  # fmt: skip
+        first: Axes | None = None
+        for place, (job, mine) in enumerate(jobs.items()):
+            axes = figure.add_subplot(grid[place], sharex=first)
+            first = first or axes
+            for y, row in enumerate(reversed(mine)):
+                colour, marker = style(clustering_provider(row["method"]))
+                for column, face in (("cpu_seconds", "white"), ("seconds", colour)):
+                    axes.plot([float(row[column])], [y], color=colour, marker=marker, markersize=8,
+                              markerfacecolor=face, linestyle="none", clip_on=False)  # fmt: skip
+            names = [row["method"].replace("softdtw_cuda", "this library") for row in reversed(mine)]
+            axes.set_yticks(range(len(mine)), names)
+            axes.set_ylim(-0.6, len(mine) - 0.4)
+            axes.set_xscale("log")
+            axes.tick_params(axis="y", length=0)
+            axes.grid(axis="both", color=PALE, linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.set_title(job, fontsize=9)
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+            axes.tick_params(labelbottom=place == len(jobs) - 1)
+        axes.set_xlabel("time (s)")
+        figure.text(0.02, 0.1 / height, "Filled: time of the call. Open: CPU time of all its threads.",
+                    fontsize=8.5, color=DARK)  # fmt: skip
+        written = list(_save(figure, folder, f"clustering-{slug(device)}"))
+        plt.close(figure)
+    return written
+
+
+def clustering_provider(method: str) -> str:
+    """The provider of a method of clustering.py, for its colour and marker."""
+    name = method.partition(",")[0]
+    return OURS_FUSED if name == "softdtw_cuda" else name

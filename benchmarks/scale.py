@@ -5,8 +5,9 @@
 
 On a CPU the sizes are smaller, and no target is set. `--share` is the part of the queries of the largest
 search that is computed; its time is then divided by that part, and marked. With `--processes` all pairs of
-one size are computed by so many processes of one thread each (gloo), in place of the other jobs; the time is
-the CPU time of the busiest of them, which does not depend on what else the cores do.
+one size are computed by so many processes of one thread each (gloo), in place of the other jobs, and then as
+many pairs of two steps each, for what is not cells; the time is the CPU time of the busiest of them, which
+depends little on what else the cores do.
 """
 
 # ruff: noqa: RUF001 (names of jobs have multiplication signs)
@@ -36,6 +37,7 @@ from .worker import cpu_name
 RESULTS = Path(__file__).resolve().parent / "results"
 ENOUGH_SECONDS = 4.0
 """Of a job that takes less, up to three runs are made."""
+RUNS_OF_PROCESSES = 3
 
 
 class Job(NamedTuple):
@@ -75,8 +77,10 @@ QUICK = (
     Job("10 nearest, 40 × 30", "knn", 40, 30, 16),
     Job("k-means of 30, k = 3, 10 rounds", "k-means", 30, 0, 12, clusters=3),
 )
-SHARED = Job("all pairs of 300", "cdist", 300, 0, 128)
-"""The job that processes share."""
+SHARED = Job("all pairs of 1600", "cdist", 1600, 0, 128)
+"""The job that processes share: some 25 s of one core, so that what others do on the machine averages out."""
+WITHOUT_CELLS = SHARED._replace(steps=2)
+"""As many pairs with hardly a cell: to begin, to list pairs, to bring all values to every process."""
 
 
 class Row(NamedTuple):
@@ -198,17 +202,20 @@ def share_work(rank: int, processes: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting-{processes}", rank=rank, world_size=processes
     )
-    x = series(SHARED.rows, SHARED, 0)
-    distributed.cdist(x[:16], device="cpu")
-    taken = []
-    for _ in range(3):
-        start = time.process_time()
-        distributed.cdist(x, device="cpu")
-        busiest = torch.tensor(time.process_time() - start)
-        torch.distributed.all_reduce(busiest, torch.distributed.ReduceOp.MAX)
-        taken.append(busiest.item())
+    lines = []
+    for job in (SHARED, WITHOUT_CELLS):
+        x = series(job.rows, job, 0)
+        distributed.cdist(x[:16], device="cpu")
+        taken = []
+        for _ in range(RUNS_OF_PROCESSES):
+            start = time.process_time()
+            distributed.cdist(x, device="cpu")
+            busiest = torch.tensor(time.process_time() - start)
+            torch.distributed.all_reduce(busiest, torch.distributed.ReduceOp.MAX)
+            taken.append(busiest.item())
+        lines.append(" ".join(map(str, taken)))
     if rank == 0:
-        Path(f"{folder}/{processes}").write_text(" ".join(map(str, taken)))
+        Path(f"{folder}/{processes}").write_text("\n".join(lines))
     torch.distributed.destroy_process_group()
 
 
@@ -218,8 +225,10 @@ def run_processes(counts: Sequence[int]) -> Iterator[Row]:
             torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]  # not annotated
                 share_work, (count, folder), count
             )
-            taken = [float(each) for each in Path(f"{folder}/{count}").read_text().split()]
-        yield row_of(SHARED, "distributed.cdist", count, min(taken), len(taken))
+            lines = Path(f"{folder}/{count}").read_text().splitlines()
+        for job, line in zip((SHARED, WITHOUT_CELLS), lines, strict=True):
+            taken = [float(each) for each in line.split()]
+            yield row_of(job, "distributed.cdist", count, min(taken), len(taken))
 
 
 def write(rows: Sequence[Row], device: str, command: str, folder: Path) -> Path:
@@ -236,7 +245,7 @@ def write(rows: Sequence[Row], device: str, command: str, folder: Path) -> Path:
         with path.open(newline="", encoding="utf-8") as file:
             old = list(csv.DictReader(file))
     new = [{**{name: str(value) for name, value in row._asdict().items()}, **origin} for row in rows]
-    merged = {(row["job"], row["route"], row["processes"]): row for row in [*old, *new]}
+    merged = {(row["job"], row["steps"], row["route"], row["processes"]): row for row in [*old, *new]}
     temporary = path.with_suffix(".part")
     with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*Row._fields, *origin], lineterminator="\n")

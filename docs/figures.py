@@ -21,6 +21,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 if str(ROOT) not in sys.path:
@@ -29,11 +31,16 @@ if str(ROOT) not in sys.path:
 from benchmarks import cases, records, tables  # noqa: E402
 from benchmarks.providers import OURS_COST, OURS_FUSED  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
-from benchmarks.scale import SHARED  # noqa: E402
+from benchmarks.scale import SHARED, WITHOUT_CELLS  # noqa: E402
+from softdtw_cuda._problem import NO_BAND  # noqa: E402
+from softdtw_cuda._tiles import divide, square_tiles  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
 LOG_SPACE = DOCS / "data" / "log_space.csv"
 CPU_TARGETS = records.RESULTS / "cpu.csv"
+CLUSTERING = records.RESULTS / "clustering-cpu.csv"
+LOWER_BOUND = records.RESULTS / "lower_bound.csv"
+REAL_SERIES = records.RESULTS / "ucr.csv"
 NOT_YET = "*Nothing has been measured yet: `make bench` fills this table.*\n"
 
 _BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end figures -->)", re.DOTALL)
@@ -63,6 +70,7 @@ _PLOT_TITLES = {
     "throughput": "Cells per second with many pairs, and the limit of the hardware",
     "second_order_errors": "Relative error of second order against float64",
     "second_order": "Time of second order",
+    "clustering": "Time of all pairs and k-means beside other libraries",
 }
 
 
@@ -345,23 +353,149 @@ def scale() -> str:
 
 
 def scale_processes() -> str:
-    """One job by several CPU processes, beside the model: a share of the cells for each."""
+    """One job by several CPU processes beside the model: the largest share of the cells, and all the rest."""
     rows = [row for row in _scale_rows() if row["job"] == SHARED.name]
     if not rows:
         return NOT_YET
-    one = next(float(row["seconds"]) for row in rows if row["processes"] == "1")
+    seconds = {(row["steps"], row["processes"]): float(row["seconds"]) for row in rows}
+    tiles = square_tiles(np.full(SHARED.rows, SHARED.steps), None, NO_BAND, "cpu")
+    total = sum(tile.cells for tile in tiles)
+    one, nothing = (seconds[str(job.steps), "1"] for job in (SHARED, WITHOUT_CELLS))
     body = []
-    for row in sorted(rows, key=lambda row: int(row["processes"])):
-        model = one / int(row["processes"])
-        seconds = float(row["seconds"])
-        body.append([row["processes"], f"{model:.3g}", f"{seconds:.3g}", f"{seconds / model - 1:+.0%}"])
+    for processes in sorted({row["processes"] for row in rows}, key=int):
+        shares = divide(tiles, int(processes))
+        largest = max(sum(tiles[k].cells for k in share) for share in shares) / total
+        rest = seconds[str(WITHOUT_CELLS.steps), processes]
+        model, measured = (one - nothing) * largest + rest, seconds[str(SHARED.steps), processes]
+        figures = [f"{largest:.4f}", f"{rest:.2f}", f"{model:.2f}", f"{measured:.2f}"]
+        body.append([processes, *figures, f"{measured / model - 1:+.1%}"])
+    first = rows[0]
+    header = ["processes", "largest share", "rest, s", "model, s", "measured, s", "difference"]
+    return (
+        f"{_markdown(header, body, '--:')}\n"
+        f"{first['job'].capitalize()} of {SHARED.steps} steps, one thread a process; CPU time of the busiest "
+        f"process, the least of {first['runs']} runs. Rest: as many series of {WITHOUT_CELLS.steps} steps. "
+        f"{first['device']}, {first['date']}: `{first['command']}`.\n"
+    )
+
+
+def clustering() -> str:
+    """All pairs and k-means beside other libraries (benchmarks/clustering.py): the plot and a table."""
+    if not CLUSTERING.exists():
+        return NOT_YET
+    with CLUSTERING.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    parts = [f"{picture}\n" for picture in _plots(rows[0]["device"], ("clustering",))]
+    for job in dict.fromkeys(row["job"] for row in rows):
+        here = [row for row in rows if row["job"] == job]
+        own = here[0]
+        has_inertia = any(row["inertia"] for row in here)
+        body = []
+        for row in here:
+            method = row["method"].replace("softdtw_cuda", "this library")
+            if row["status"] != "ok":
+                body.append([method, row["status"], "–", "–", *(["–"] if has_inertia else [])])
+                continue
+            ratio = float(row["seconds"]) / float(own["seconds"])
+            times = [row["seconds"], row["cpu_seconds"], "–" if row is own else f"{ratio:.3g}×"]
+            body.append([method, *times, *([row["inertia"]] if has_inertia else [])])
+        header = [
+            "",
+            "time, s",
+            "CPU time, s",
+            "as long as the first row",
+            *(["inertia"] if has_inertia else []),
+        ]
+        parts.append(f"{job}:\n\n{_markdown(header, body, '--:')}\n")
     first = rows[0]
     return (
-        f"{_markdown(['processes', 'model, s', 'measured, s', 'difference'], body, '--:')}\n"
-        f"{first['job'].capitalize()} of {first['steps']} steps, one thread a process; CPU time of the "
-        f"busiest process, the least of {first['runs']} runs. {first['device']}, {first['date']}: "
-        f"`{first['command']}`.\n"
+        "".join(parts) + f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
     )
+
+
+def _real_series_rows() -> list[Row]:
+    if not REAL_SERIES.exists():
+        return []
+    with REAL_SERIES.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def real_series() -> str:
+    """Scores and seconds on every UCR set (benchmarks/ucr.py), a line a measure, a column a gamma."""
+    rows = _real_series_rows()
+    if not rows:
+        return NOT_YET
+    gammas = sorted({row["gamma"] for row in rows if row["gamma"]}, key=float)
+    body = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        for task in ("1-NN", "nearest centroid", "k-means"):
+            here = [row for row in rows if (row["set"], row["task"]) == (name, task)]
+            for method in dict.fromkeys(row["method"] for row in here):
+                mine = {row["gamma"]: row for row in here if row["method"] == method}
+                cells = [_score_cell(mine.get(gamma)) for gamma in gammas]
+                if "" in mine:  # DTW has no gamma: its one result stands in the first column
+                    cells = ["–"] * len(gammas)
+                    cells[0] = _score_cell(mine[""])
+                body.append([name, task, method, *cells])
+    header = ["set", "task", "measure", *(_gamma_name(gamma) for gamma in gammas)]
+    sets = dict.fromkeys((row["set"], row["sizes"]) for row in rows)
+    first = rows[0]
+    return (
+        f"{_markdown(header, body)}\n"
+        + "".join(f"- {name}: {sizes}.\n" for name, sizes in sets)
+        + f"\n{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
+    )
+
+
+def _score_cell(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    if row["status"] != "ok":
+        return row["status"]
+    return f"{float(row['score']):.3f} ({float(row['seconds']):.2g} s)"
+
+
+def _gamma_name(gamma: str) -> str:
+    return "γ = 10⁻⁶, or DTW" if gamma == "1e-06" else f"γ = {gamma}"
+
+
+def real_series_means() -> str:
+    """Means over the sets of a measure's scores, a column a gamma."""
+    rows = [row for row in _real_series_rows() if row["status"] == "ok"]
+    if not rows:
+        return NOT_YET
+    sets = len({row["set"] for row in rows})
+    gammas = sorted({row["gamma"] for row in rows if row["gamma"]}, key=float)
+    body = []
+    for task in ("1-NN", "nearest centroid", "k-means"):
+        here = [row for row in rows if row["task"] == task]
+        for method in dict.fromkeys(row["method"] for row in here):
+            cells = []
+            for column, gamma in enumerate(gammas):
+                wanted = ("", gamma) if column == 0 else (gamma,)
+                scores = [
+                    float(row["score"]) for row in here if row["method"] == method and row["gamma"] in wanted
+                ]
+                mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
+                cells.append(mean if len(scores) in (0, sets) else f"{mean} ({len(scores)} of {sets} sets)")
+            body.append([task, method, *cells])
+    return _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+
+
+def lower_bound() -> str:
+    """The share of the pairs that a lower bound could leave out (benchmarks/lower_bound.py)."""
+    if not LOWER_BOUND.exists():
+        return NOT_YET
+    with LOWER_BOUND.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    gammas = list(dict.fromkeys(row["gamma"] for row in rows))
+    body = []
+    for key in dict.fromkeys((row["set"], row["steps"], row["bandwidth"]) for row in rows):
+        mine = [row for row in rows if (row["set"], row["steps"], row["bandwidth"]) == key]
+        shares = {row["gamma"]: f"{float(row['left_out']):.0%}" for row in mine}
+        body.append([key[0], key[1], key[2] or "none", *(shares[gamma] for gamma in gammas)])
+    header = ["set", "steps", "band", *(f"γ = {gamma}" for gamma in gammas)]
+    return f"{_markdown(header, body)}\n{rows[0]['date']}: `{rows[0]['command']}`.\n"
 
 
 def scale_plans() -> str:
@@ -493,6 +627,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "log-space": log_space,
     "scale": scale,
     "scale-processes": scale_processes,
+    "clustering": clustering,
+    "lower-bound": lower_bound,
+    "real-series": real_series,
+    "real-series-means": real_series_means,
     "scale-plans": scale_plans,
     "readme": readme,
     "landing": landing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from softdtw_cuda import __main__ as command_line
 from softdtw_cuda import distributed, softdtw_cdist, softdtw_knn
 from softdtw_cuda.__main__ import main
 
@@ -121,6 +123,13 @@ def test_wrong_files(files: Path, content: Any, message: str, capsys: pytest.Cap
     assert not Path("d.npy").exists()
 
 
+@pytest.mark.usefixtures("files")
+def test_nobody_is_told_to_unpickle(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.npy").write_text("1,2,3")
+    assert run("cdist", "x.npy", "--out", "d.npy") == 1
+    assert "pickle" not in capsys.readouterr().err
+
+
 def test_a_file_that_is_cut_off(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = Path("x.npy").read_bytes()
     Path("x.npy").write_bytes(whole[:-100])
@@ -142,6 +151,7 @@ def test_a_file_that_is_cut_off(files: Path, capsys: pytest.CaptureFixture[str])
         ),
         (["cdist", "x.npy", "y.npy", "--out", "d.npy", "--bandwidth", "2"], "bandwidth"),
         (["cdist", "x.npy", "--out", "d.npy", "--y-lengths", "x.npy"], "expected integers, one for each"),
+        (["cdist", "x.npy", "--out", "d.npy", "--y-lengths", "n.npy"], "second set, but there is none"),
         (["knn", "x.npy", "y.npy", "-k", "10", "--out", "v.npy", "--indices", "i.npy"], "k is 10 but the"),
         (["knn", "x.npy", "--out", "v.npy", "--indices", "v.npy"], "out names v.npy twice"),
         (["knn", "x.npy", "--out", "v.npy", "--indices", "x.npy", "--overwrite"], "input and an output"),
@@ -151,6 +161,7 @@ def test_a_file_that_is_cut_off(files: Path, capsys: pytest.CaptureFixture[str])
 def test_wrong_arguments(
     files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    np.save("n.npy", np.full(12, 20))
     before = {path: path.read_bytes() for path in files.glob("*.npy")}
     assert run(*arguments) == 1
     shown = capsys.readouterr().err
@@ -260,14 +271,35 @@ def test_k_means(files: Path, normalize: bool, capsys: pytest.CaptureFixture[str
         (["--tol", "-1"], "tol"),
         (["--labels", "c.npy"], "c.npy is named twice"),
         (["--labels", "x.npy"], "x.npy is an input and an output"),
+        (["--device", "gpu"], "--device is 'gpu', expected auto, cpu or cuda"),
     ],
 )
 def test_wrong_arguments_of_k_means(
     files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*KMEANS, *arguments) == 1
+    assert main([*KMEANS, "--no-progress", "--device", "cpu", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in files.iterdir()) == ["x.npy", "y.npy"]
+
+
+@pytest.mark.usefixtures("files")
+def test_k_means_finds_out_first_that_it_cannot_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("hours of work that nobody gets")
+
+    monkeypatch.setattr(command_line, "k_means", compute)
+    assert run(*KMEANS, "--labels", "no/l.npy") == 1
+    assert "no/l.npy: the output cannot be written: No such file" in capsys.readouterr().err
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert run(*KMEANS) == 1
+    assert "c.npy: the output cannot be written: No space left" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["x.npy", "y.npy"]
 
 
 def test_k_means_of_values_that_are_not_finite(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

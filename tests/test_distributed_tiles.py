@@ -351,6 +351,23 @@ def meet(folder: str, rank: int, processes: int, name: str) -> None:
     )
 
 
+def messages_of(job: Callable[[], object]) -> int:
+    """How many tensors the processes send to each other."""
+    sent = []
+    send = torch.distributed.broadcast
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        sent.append(1)
+        return send(*arguments, **options)
+
+    torch.distributed.broadcast = counting
+    try:
+        job()
+    finally:
+        torch.distributed.broadcast = send
+    return len(sent)
+
+
 def compute(rank: int, folder: str) -> None:
     """In groups of one, two, three and four of the same processes: every job, in memory and into files."""
     torch.set_num_threads(1)
@@ -359,7 +376,10 @@ def compute(rank: int, folder: str) -> None:
         if rank >= processes:
             continue
         meet(folder, rank, processes, str(processes))
+        # With three processes a message holds two tiles or so, otherwise all tiles of a process.
+        distributed.VALUES_OF_A_MESSAGE = 12 if processes == 3 else 1 << 24
         try:
+            Path(f"{folder}/messages-{processes}-{rank}").write_text(str(messages_of(jobs()["knn"])))
             for number, (name, job) in enumerate(jobs().items()):
                 outs = [f"{folder}/{processes}-{number}-{k}.npy" for k in range(2)]
                 filed = job(out=outs if name.startswith("knn") else outs[0])
@@ -448,6 +468,25 @@ def test_every_process_has_its_share(several: Path) -> None:
         tiles = [len(path.read_bytes().splitlines()) for path in lists]
         assert len(tiles) == processes
         assert max(tiles) <= 1.2 * sum(tiles) / processes
+
+
+@pytest.mark.slow
+def test_the_tiles_of_a_process_are_sent_together(several: Path) -> None:
+    # Values and indices: two messages of each process, not two of each of some twenty tiles.
+    for processes, least, most in ((1, 0, 0), (2, 4, 4), (3, 10, 60), (4, 8, 8)):
+        for rank in range(processes):
+            assert least <= int((several / f"messages-{processes}-{rank}").read_text()) <= most
+
+
+def test_messages_have_every_tile_once_and_keep_to_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [3, 3, 5, 2, 9, 1, 1, 1]
+    tiles = [_tiles.Tile(0, size, 0, 1, size) for size in sizes]
+    monkeypatch.setattr(distributed, "VALUES_OF_A_MESSAGE", 6)
+    share = range(1, len(tiles))
+    found = list(distributed._messages(share, tiles))
+    assert [sizes[part.start : part.stop] for part in found] == [[3], [5], [2], [9], [1, 1, 1]]
+    assert [tile for part in found for tile in part] == list(share)
+    assert list(distributed._messages(range(2, 2), tiles)) == []
 
 
 @pytest.mark.slow

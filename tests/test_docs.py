@@ -1,5 +1,7 @@
 """The documentation builds strictly, its snippets run, and its figures are those of the CSV files."""
 
+# ruff: noqa: RUF001 (tables have dashes and multiplication signs)
+
 from __future__ import annotations
 
 import contextlib
@@ -24,6 +26,7 @@ import torch
 
 import softdtw_cuda
 from benchmarks import records, scale
+from benchmarks.plots import draw_clustering
 from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
 from softdtw_cuda._problem import Problem
 
@@ -165,16 +168,60 @@ def test_whole_jobs_follow_the_csv(results: Path) -> None:
     large = scale.CUDA[3]
     rows = [scale.row_of(large, "softdtw_knn", 1, 20.0, 1, 0.1)]
     scale.write(rows, "NVIDIA H200", "a command", results)
-    shown = [scale.row_of(scale.SHARED, "distributed.cdist", n, t, 3) for n, t in ((1, 8.0), (2, 5.0))]
+    route = "distributed.cdist"
+    shown = [scale.row_of(scale.SHARED, route, n, t, 3) for n, t in ((1, 8.5), (2, 5.0))]
+    shown += [scale.row_of(scale.WITHOUT_CELLS, route, n, t, 3) for n, t in ((1, 0.5), (2, 0.3))]
     scale.write(shown, "Some CPU, 2 cores", "another", results)
     cells = 100_000**2 * 128**2
     model = f"{cells / (1000 * 128**2 / 0.02e-3):.3g}"
     assert f"| 320 | 160 | {model} | 200 (from 10% of the queries) |" in figures.scale()
-    assert "| 2 | 4 | 5 | +25% |" in figures.scale_processes()
+    # 8 s of cells, of which the busier process has 50.1 %, and 0.3 s of everything else.
+    assert "| 2 | 0.5010 | 0.30 | 4.31 | 5.00 | +16.1% |" in figures.scale_processes()
     assert "Not measured" not in figures.scale()
     plans = figures.scale_plans()
     assert "| 1,000,000 | 10 nearest | 5.56 h | 41.7 min | 5.21 min | 512 MB | 120 MB |" in plans
     assert plans.count("\n| 1") == 6
+
+
+def test_clustering_follows_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "clustering-cpu.csv"
+    monkeypatch.setattr(figures, "CLUSTERING", path)
+    assert figures.clustering() == figures.NOT_YET
+    path.write_text(
+        "job,method,seconds,cpu_seconds,inertia,status,date,device,versions,command\n"
+        "k-means,softdtw_cuda,0.5,1,7,ok,today,Some CPU,v,c\n"
+        "k-means,tslearn,10,12,8,ok,today,Some CPU,v,c\n"
+        "k-means,aeon,,,,not installed: aeon,today,Some CPU,v,c\n"
+    )
+    table = figures.clustering()
+    assert "| this library | 0.5 | 1 | – | 7 |" in table
+    assert "| tslearn | 10 | 12 | 20× | 8 |" in table
+    assert "| aeon | not installed: aeon | – | – | – |" in table
+    pytest.importorskip("matplotlib")
+    (picture, drawing) = draw_clustering(path, tmp_path)
+    assert picture.name == "clustering-some-cpu.png"
+    assert all(name in drawing.read_text(encoding="utf-8") for name in ("this library", "tslearn", "k-means"))
+
+
+def test_real_series_follow_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ucr.csv"
+    monkeypatch.setattr(figures, "REAL_SERIES", path)
+    assert figures.real_series() == figures.real_series_means() == figures.NOT_YET
+    header = "set,sizes,task,method,gamma,score,seconds,status,date,device,versions,command\n"
+    lines = [
+        "A,small,1-NN,Soft-DTW,1e-06,0.75,1,ok",
+        "A,small,1-NN,Soft-DTW,0.1,0.5,2,ok",
+        "B,large,1-NN,Soft-DTW,0.1,0.7,3,ok",
+        'A,small,1-NN,"DTW, aeon",,0.75,4,ok',
+        'B,large,1-NN,"DTW, aeon",,,,not within 5 s in all',
+    ]
+    path.write_text(header + "".join(f"{line},today,Some CPU,v,c\n" for line in lines))
+    table = figures.real_series()
+    assert "| A | 1-NN | Soft-DTW | 0.750 (1 s) | 0.500 (2 s) |" in table
+    assert "| B | 1-NN | DTW, aeon | not within 5 s in all | – |" in table
+    means = figures.real_series_means()
+    assert "| 1-NN | Soft-DTW | 0.750 (1 of 2 sets) | 0.600 |" in means
+    assert "| 1-NN | DTW, aeon | 0.750 (1 of 2 sets) | – |" in means
 
 
 def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:

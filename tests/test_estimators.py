@@ -20,6 +20,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import clustering
 from softdtw_cuda import _kmeans, barycenters, estimators, softdtw_cdist
@@ -511,6 +512,24 @@ def test_shares_of_processes_have_as_much_work_each() -> None:
         for share in shares:
             assert int(work[share].sum()) <= 24 / count + 8
     assert Processes(0, 2).divide(work) == [slice(0, 4), slice(4, 8)]
+
+
+def test_small_sets_open_no_parallel_region_of_torch() -> None:
+    """On a busy machine such a call waits milliseconds for the other thread, for microseconds of work."""
+    called = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            large = isinstance(result, torch.Tensor) and result.numel() > 4096
+            called.append(f"{func}{', large' if large else ''}")
+            return result
+
+    X, _ = kinds(60, 90)
+    with Record():  # type: ignore[no-untyped-call]  # torch does not annotate its __init__
+        SoftDTWKMeans(3, gamma=0.3, max_iter=2, init=X[:3], device="cpu").fit(X)
+    assert "aten.index_select.default, large" in called
+    assert not {"aten.repeat_interleave.Tensor", "aten.min.dim", "aten.index.Tensor, large"} & set(called)
 
 
 # ---- the benchmark

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from softdtw_cuda import gamma_heuristic, softdtw_cdist
+from softdtw_cuda import gamma_heuristic, softdtw_cdist, softdtw_knn
 
 LENGTHS = [5, 7, 2]
 
@@ -79,3 +79,24 @@ def test_series_without_a_scale(value: float) -> None:
         gamma_heuristic(torch.full((3, 4, 1), value))
     with pytest.raises(ValueError, match="expected at least 2"):
         gamma_heuristic(torch.zeros(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"n_samples": 1}, ValueError, "n_samples must be at least 2, got 1"),
+        ({"seed": "a"}, TypeError, "seed must be an integer, got 'a'"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+    ],
+)
+def test_a_gamma_that_cannot_be_drawn(options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        gamma_heuristic(torch.randn(3, 4, 1), **options)
+
+
+def test_what_is_wrong_is_called_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"^X must have 3 dimensions.* got shape \(3, 4\)"):
+        gamma_heuristic(torch.randn(3, 4))
+    mixed: Any = [torch.randn(3, 2), np.zeros((4, 2), np.float32)]
+    with pytest.raises(TypeError, match="queries has tensors and arrays, expected one of them"):
+        softdtw_knn(mixed, torch.randn(5, 4, 2), 1)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numba import njit
 
-from benchmarks import ucr, ucr_data
+from benchmarks import lower_bound, ucr, ucr_data
 from benchmarks import ucr_methods as methods
 from benchmarks.ucr_data import SETS, Split, parse_ts
-from softdtw_cuda import softdtw_divergence
-
-AT_A_TIME = {"OSULeaf": (60, 60), "ACSF1": (30, 12), "ItalyPowerDemand": (67, 300)}
-"""Series for training and testing of the sets that would take longest."""
+from softdtw_cuda import softdtw_cdist, softdtw_divergence
 
 
 def random_split(lengths: list[int], features: int, seed: int) -> Split:
@@ -60,6 +59,32 @@ def test_rand_index_counts_pairs() -> None:
     assert methods.rand_index(torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1])) == 1.0
 
 
+def test_the_rows_of_a_set_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucr, "version", lambda package: "1.0")
+    path = tmp_path / "ucr.csv"
+
+    def row(name: str, score: str) -> ucr.Row:
+        return ucr.Row(name, "2 / 2 series", "1-NN", "Soft-DTW", "0.1", score, "0.5", "ok")
+
+    ucr.write([row("Trace", "0.5")], "first", path)
+    ucr.write([row("GunPoint", "0.6")], "second", path)
+    ucr.write([row("Trace", "0.7")], "third", path)
+    with path.open(newline="") as file:
+        found = [(each["set"], each["score"], each["command"]) for each in csv.DictReader(file)]
+    assert found == [("GunPoint", "0.6", "second"), ("Trace", "0.7", "third")]
+
+
+def test_the_lower_bound_is_one() -> None:
+    assert math.exp(lower_bound.log_paths(10, 9)) == pytest.approx(1462563)  # a Delannoy number
+    assert lower_bound.log_paths(10, 0) == 0.0
+    x, y = (random_split([20] * 6, 1, seed).padded(torch.float64).numpy() for seed in (2, 3))
+    for radius in (2, 19):
+        bounds = lower_bound.lower_bounds(x[:, :, 0], y[:, :, 0], radius)
+        exact = softdtw_cdist(x, y, gamma=1e-6, bandwidth=radius)
+        assert (bounds <= exact + 1e-4).all()
+        assert (bounds > 0.02 * exact).any()
+
+
 @njit(cache=False)
 def dtw(x: np.ndarray, y: np.ndarray) -> float:
     """Hard DTW of two series (N, D) and (M, D), as the recurrence is written."""
@@ -85,11 +110,6 @@ def test_for_small_gamma_the_nearest_neighbour_is_that_of_dtw(name: str) -> None
     except ucr_data.DataNotFound as error:
         pytest.skip(str(error))
     train, test = data.train, data.test
-    if name in AT_A_TIME:
-        train, test = (
-            split.take(torch.linspace(0, len(split) - 1, count).long())
-            for split, count in zip((train, test), AT_A_TIME[name], strict=True)
-        )
     rows = [[dtw(q.numpy(), d.numpy()) for d in train.series] for q in test.series]
     hard = torch.tensor(rows, dtype=torch.float64)
     soft = methods.soft(test, train, ucr.ALMOST_DTW, torch.float64)

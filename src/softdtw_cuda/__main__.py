@@ -7,10 +7,11 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -250,6 +251,12 @@ def _kmeans(parsed: argparse.Namespace) -> None:
             raise ValueError(
                 f"{parsed.x} has NaN or infinite values, expected finite ones; drop such series."
             )
+        if default_group().rank == 0:  # what cannot be written shows here, and not at the end
+            for path, size in zip(outputs, (k * series[0].nbytes, 8 * len(series)), strict=True):
+                with _draft(path) as file:
+                    file.write(bytes(HEADER_BYTES + size))
+                    file.flush()
+                    os.fsync(file.fileno())
     found = k_means(
         series,
         None if inputs.x_lengths is None else inputs.x_lengths.tolist(),
@@ -270,15 +277,31 @@ def _kmeans(parsed: argparse.Namespace) -> None:
             print(f"{found.rounds} rounds, sum of the distances {found.inertia:.8g}")
 
 
-def _save(path: Path, array: Array) -> None:
-    """All of the file or nothing of it."""
+HEADER_BYTES = 128
+"""Of a .npy file."""
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[BinaryIO]:
+    """A file beside the output, which is removed in the end; errors name the output."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
-            np.save(file, array)
-        part.replace(path)
+            yield file
+    except OSError as error:
+        raise OSError(error.errno, f"the output cannot be written: {error.strerror}", str(path)) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
+
+
+def _save(path: Path, array: Array) -> None:
+    """All of the file or nothing of it."""
+    with _draft(path) as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
 
 
 def _options(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -310,7 +333,10 @@ def _inputs(parsed: argparse.Namespace, outputs: Sequence[Path]) -> _Inputs:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return distributed.own_device()
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device is {name!r}, expected auto, cpu, cuda or cuda:1.") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(
@@ -354,9 +380,12 @@ def _load_array(path: Path) -> Array:
     except FileNotFoundError:
         raise FileNotFoundError(2, "there is no such file", str(path)) from None
     except (ValueError, EOFError) as error:
+        with path.open("rb") as file:
+            begins = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+        reason = f" ({error})" if begins else ""  # of any other file NumPy says that it may be a pickle
         raise ValueError(
-            f"{path} is no .npy file of numbers ({error}); numpy.save makes one, series of unequal "
-            "lengths are padded to one length first."
+            f"{path} is no .npy file of numbers{reason}; numpy.save makes one, series of unequal lengths are "
+            "padded to one length first."
         ) from None
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} is an .npz archive, expected a .npy file; numpy.save makes one.")

@@ -150,7 +150,8 @@ def _add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
     order = torch.argsort(owners, stable=True)
     sizes = torch.ones(count, dtype=torch.int64, device=series.device)
     sizes = sizes.scatter_add(0, series, torch.ones_like(series))
-    rows = torch.cat([total, per_pair])[order]
+    # A row is copied whole; indexing copies number by number, and opens a parallel region from 10,000 on.
+    rows = torch.cat([total, per_pair]).index_select(0, order)
     return torch.segment_reduce(rows, "sum", lengths=sizes, axis=0, unsafe=True)
 
 

@@ -94,9 +94,12 @@ class Distances:
 
     def nearest(self, centers: Tensor) -> tuple[Array, Array]:
         """(n,) distances to the nearest center, in float64, and (n,) which it is, the first of equals."""
-        found = [tile.min(1) for tile in self.tiles(centers)]
+        found = []
+        for tile in self.tiles(centers):
+            label = tile.argmin(1, keepdim=True)  # min(1) opens a parallel region, even for a small tile
+            found.append((tile.gather(1, label), label))
         values, labels = (
-            self.processes.gather(torch.cat(each), self.shares).cpu().numpy()
+            self.processes.gather(torch.cat(each)[:, 0], self.shares).cpu().numpy()
             for each in zip(*found, strict=True)
         )
         return values.astype(np.float64), labels

@@ -35,9 +35,10 @@ def as_batch(name: str, series: Series, lengths: Lengths | None) -> tuple[Tensor
     if not isinstance(series, (list, tuple, np.ndarray)) or len(series) == 0:
         return cast(Tensor, series), lengths
     each = list(series)
-    kinds = (Tensor, np.ndarray)
-    if not all(isinstance(one, kinds) for one in each) or len({isinstance(one, Tensor) for one in each}) > 1:
+    if not all(isinstance(one, (Tensor, np.ndarray)) for one in each):
         return cast(Tensor, series), lengths
+    if len({isinstance(one, Tensor) for one in each}) > 1:
+        raise TypeError(f"{name} has tensors and arrays, expected one of them; results come back in kind.")
     if lengths is not None:
         raise ValueError(
             f"lengths of {name} are given, but {name} is a list, whose series have theirs; leave them out."
@@ -116,7 +117,7 @@ def gamma_heuristic(
         >>> gamma = gamma_heuristic(torch.randn(20, 50, 3))
     """
     batch, lengths = as_batch("X", X, lengths)
-    n_samples = check_count("n_samples", n_samples)
+    n_samples, seed = check_count("n_samples", n_samples, least=2), check_count("seed", seed, least=0)
     problem = check_set(batch, lengths)
     series = problem.x.detach()
     count, size, _ = series.shape

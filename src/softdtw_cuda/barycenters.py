@@ -558,7 +558,7 @@ class _Clusters(NamedTuple):
     @property
     def owners(self) -> Tensor:
         """(G,) the cluster of each group."""
-        return torch.repeat_interleave(self.groups, output_size=len(self.group_sizes))
+        return _repeated(self.groups, len(self.group_sizes))
 
     def sums(self, rows: Tensor) -> Tensor:
         """Sums (k, ...) over each cluster of rows (K, ...)."""
@@ -567,6 +567,14 @@ class _Clusters(NamedTuple):
     def sums_of_groups(self, rows: Tensor) -> Tensor:
         """Sums (k, ...) over each cluster of rows (G, ...)."""
         return _segment_sums(rows, self.groups)
+
+
+def _repeated(sizes: Tensor, total: int) -> Tensor:
+    """(total,) 0, sizes[0] times, then 1, sizes[1] times, and so on.
+
+    torch.repeat_interleave opens a parallel region on the CPU, even for a handful of numbers.
+    """
+    return torch.searchsorted(sizes.cumsum(0), torch.arange(total, device=sizes.device), right=True)
 
 
 def _segment_sums(rows: Tensor, sizes: Tensor) -> Tensor:
@@ -681,7 +689,7 @@ class _Objective:
         clusters, device = self.clusters, self.problem.x.device
         chosen = torch.tensor(which, device=device)
         of_groups = chosen[clusters.owners]
-        of_series = torch.repeat_interleave(of_groups, clusters.group_sizes, output_size=len(clusters.order))
+        of_series = of_groups[_repeated(clusters.group_sizes, len(clusters.order))]
         part = _Clusters(
             clusters.order[of_series],
             clusters.shares[of_series],
@@ -692,7 +700,7 @@ class _Objective:
         groups, pairs = self._shares(part)
         own_groups, own_pairs = groups[self.processes.rank], pairs[self.processes.rank]
         count = own_pairs.stop - own_pairs.start
-        group = torch.repeat_interleave(part.group_sizes[own_groups], output_size=count)
+        group = _repeated(part.group_sizes[own_groups], count)
         return _Selection(
             chosen.nonzero().squeeze(1),
             part,

@@ -11,6 +11,7 @@ them (torchrun does) has to end them.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -47,6 +48,10 @@ __all__ = ["cdist", "knn"]
 SECONDS_BETWEEN_FLUSHES = 0.5
 """Writing out takes a disk milliseconds, a tile hardly more on a GPU. What is not yet written out when a
 process is killed is computed again."""
+
+VALUES_OF_A_MESSAGE = 1 << 24
+"""Tiles go from process to process together, 64 MiB of float32 at a time. Sent one by one, 256 small ones
+took every process 0.13 s of CPU time (gloo, AMD EPYC)."""
 
 PathLike = str | os.PathLike[str]
 T = TypeVar("T")
@@ -306,7 +311,7 @@ def _check_options(
             "with softdtw_cdist, in one process."
         )
     if columns is None and column_lengths is not None:
-        raise ValueError("lengths are given for a set that is not; leave them out.")
+        raise ValueError("lengths are given for the second set, but there is none; leave them out.")
     if len(rows.lengths) == 0 or (columns is not None and len(columns.lengths) == 0):
         raise ValueError("there are no series, expected at least one in each set.")
 
@@ -503,6 +508,23 @@ def _computed(
             bar.update(work.tiles[pending[0]].cells)
 
 
+def _shape(tile: Tile) -> tuple[int, int]:
+    return tile.row_stop - tile.row_start, tile.column_stop - tile.column_start
+
+
+def _messages(share: range, tiles: Sequence[Tile]) -> Iterator[range]:
+    """The tiles of a process, as many of them at a time as fit into one message."""
+    start, values = share.start, 0
+    for tile in share:
+        size = math.prod(_shape(tiles[tile]))
+        if tile > start and values + size > VALUES_OF_A_MESSAGE:
+            yield range(start, tile)
+            start, values = tile, 0
+        values += size
+    if share:
+        yield range(start, share.stop)
+
+
 def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
     """The outputs, gathered in every process."""
     _check_agreement(work.describe(content=False))
@@ -522,18 +544,20 @@ def _in_memory(work: _Work, progress: bool) -> list[Tensor]:
     with in_every_process():
         _computed(work, shares[_rank()], consume, progress)
     for process, share in enumerate(shares):
-        for tile in share:
-            at = work.tiles[tile]
+        for part in _messages(share, work.tiles):
+            tiles = [work.tiles[tile] for tile in part]
+            sizes = [math.prod(_shape(tile)) for tile in tiles]
             for k, result in enumerate(results):
                 if process == _rank():
-                    values = kept[tile][k].contiguous()
+                    message = torch.cat([kept[tile][k].reshape(-1) for tile in part])
                 else:
-                    size = (at.row_stop - at.row_start, at.column_stop - at.column_start)
-                    values = torch.empty(size, dtype=result.dtype, device=home)
+                    message = torch.empty(sum(sizes), dtype=result.dtype, device=home)
                 if _processes() > 1:
-                    dist.broadcast(values, src=process)
-                for rows, columns, transposed in work.places(at):
-                    result[rows, columns] = values.mT if transposed else values
+                    dist.broadcast(message, src=process)
+                for tile, flat in zip(tiles, message.split(sizes), strict=True):
+                    values = flat.view(_shape(tile))
+                    for rows, columns, transposed in work.places(tile):
+                        result[rows, columns] = values.mT if transposed else values
     return results
 
 
