@@ -65,6 +65,15 @@ _PLOT_TITLES = {
     "second_order": "Time of second order",
 }
 
+_PLOT_SUITES = {
+    "lengths": "lengths",
+    "dimensions": "dimensions",
+    "long": "extensions",
+    "batch": "extensions",
+    "accuracy": "accuracy",
+}
+"""Suites of the plots that compare libraries."""
+
 
 def _is_gpu(device: str) -> bool:
     return "nvidia" in device.lower()
@@ -120,11 +129,16 @@ def _table(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
 
 
 def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
-    """Pictures of this device whose name begins with one of the kinds, as the site refers to them."""
-    for path in sorted(PLOTS.glob(f"*-{records.slug(device)}.png")):
-        kind = path.stem.removesuffix(f"-{records.slug(device)}")
-        if any(kind.startswith(wanted) for wanted in kinds):
+    """Pictures of this device whose name begins with one of the kinds, in that order, as the site refers to
+    them; where the lines come from separate runs, a caption says so."""
+    slug = records.slug(device)
+    for kind in kinds:
+        for path in sorted(PLOTS.glob(f"{kind}*-{slug}.png")):
+            suite = _PLOT_SUITES.get(path.stem.removesuffix(f"-{slug}"))
+            drawn = [rows for name, where, rows in published() if (name, where) == (suite, device)]
             yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name})\n"
+            if drawn and len(records.runs(drawn[0])) > 1:
+                yield f"*{device}, {_days(drawn[0])}.*\n"
 
 
 def _largest_batch(rows: Sequence[Row]) -> list[Row]:
@@ -459,7 +473,8 @@ def _days(rows: Sequence[Row]) -> str:
     runs = records.runs(rows)
     if len(runs) == 1:
         return f"{runs[0][0]}, all in one run"
-    return f"{runs[0][0]} to {runs[-1][0]}, this library and the others in separate runs"
+    days = " to ".join(dict.fromkeys((runs[0][0], runs[-1][0])))
+    return f"{days}, this library and the others in separate runs"
 
 
 def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:

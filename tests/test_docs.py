@@ -182,6 +182,7 @@ def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
     records.upsert(results, [row(), row(metric="memory", p50="42.5", unit="MiB"), row(**slow)])
     records.upsert(results, [row(provider="other", status="oom", note="CUDA out of memory.", p50="")])
     records.upsert(results, [row(provider="elsewhere", status="unsupported", p50="")])
+    records.upsert(results, [row(N="128"), row(N="128", provider="other")])
     table = figures.readme()
     assert "elsewhere" not in table
     assert "| this library | other |" in table
@@ -209,6 +210,19 @@ def test_tables_of_several_runs_say_so(results: Path, change: dict[str, str]) ->
     assert "separate runs" in figures.readme()
     assert "**Separate runs**" in figures.speed()
     assert len(records.runs(records.read_folder(results))) == 2
+
+
+def test_plots_of_several_runs_say_so(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "PLOTS", tmp_path)
+    for kind in ("batch", "dimensions", "lengths"):
+        (tmp_path / f"{kind}-nvidia-example.png").touch()
+    ours, other = row(suite="lengths"), row(suite="lengths", provider="other")
+    records.upsert(results, [ours, other, row(suite="dimensions"), row(suite="extensions")])
+    shown = list(figures._plots("NVIDIA Example", ("lengths", "dimensions", "batch")))
+    assert [kind in each for kind, each in zip(("lengths", "dimensions", "batch"), shown, strict=True)]
+    records.upsert(results, [other | {"date": "2026-01-02"}])
+    caption = list(figures._plots("NVIDIA Example", ("lengths", "dimensions")))[1]
+    assert "2026-01-01 to 2026-01-02, this library and the others in separate runs" in caption
 
 
 def test_published_tables_are_one_run() -> None:
