@@ -32,6 +32,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
 EQUATIONS = 23
 """Numbered equations of docs/math.md."""
+DOCS_TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -172,6 +173,9 @@ def test_whole_jobs_follow_the_csv(results: Path) -> None:
     assert f"| 320 | 160 | {model} | 200 (from 10% of the queries) |" in figures.scale()
     assert "| 2 | 4 | 5 | +25% |" in figures.scale_processes()
     assert "Not measured" not in figures.scale()
+    quick = [scale.row_of(scale.CUDA[3], "softdtw_knn", 1, scale.cells(large) / 1.09e12, 1)]
+    scale.write(quick, "NVIDIA H200", "a command", results)
+    assert re.search(r"\| 1,(089|090|091) \|", figures.scale())  # no exponent, which a phone would break
     plans = figures.scale_plans()
     assert "| 1,000,000 | 10 nearest | 5.56 h | 41.7 min | 5.21 min | 512 MB | 120 MB |" in plans
     assert plans.count("\n| 1") == 6
@@ -700,10 +704,20 @@ def test_types_of_signatures_are_explained(site: Path) -> None:
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     aliases = re.findall(r'<td id="type-(\w+)">', text)
     assert {"Lengths", "Reduction", "DistanceFunction", "Series", "Optimizer", "StopReason"} <= set(aliases)
+    # Names of Python and of other libraries, and what is documented on the page itself.
+    known = {"None", "Any", "Callable", "Literal", "Mapping", "Sequence"}
+    known |= {"RandomState", "Axes", "Figure", "SubFigure"}
+    known |= {name.rsplit(".", 1)[1] for name, _ in sections(text)} | {"Omega"}  # the last is an argument
     for name, part in sections(text):
         shown = html.unescape(
             re.sub(r"<[^>]+>", "", " ".join(re.findall(r"<code\b.*?</code>", part, re.DOTALL)))
         )
+        types = {
+            word
+            for note in re.findall(r"[:>] ([\w\[\]|, .]+)", shown)
+            for word in re.findall(r"\b[A-Z]\w+", note)
+        }
+        assert types <= known | set(aliases), f"{name} has types that nothing explains"
         for alias in aliases:
             if re.search(rf": (?:\w+ \| )*{alias}\b", shown):
                 assert f'href="#type-{alias}"' in part, f"{alias} in {name} leads nowhere"
@@ -715,6 +729,26 @@ def test_the_landing_page_has_one_picture_one_number_and_three_links(site: Path)
     assert article.count("<img") == 1
     assert len(re.findall(r'<p class="number"><strong>[\d.]+ ms</strong>', article)) == 1
     assert article.count('class="md-button') == 3
+
+
+def test_pictures_lead_to_themselves_in_full_size(site: Path) -> None:
+    text = (site / "speed" / "index.html").read_text(encoding="utf-8")
+    pictures = re.findall(r'<img [^>]*src="([^"]+\.png)"', text)
+    assert pictures
+    assert re.findall(r'<a class="picture" href="([^"]+)">', text) == pictures
+    assert all((site / "speed" / picture).is_file() for picture in pictures)
+
+
+def test_the_minimum_of_torch_is_that_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (least,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert re.findall(r"torch ([\d.]+) or newer", DOCS_TEXT) == [least]
+
+
+def test_what_is_installed_is_a_checkout_until_there_is_a_release() -> None:
+    """Without an address in pyproject.toml, `pip install softdtw-cuda-torch` finds nothing of ours."""
+    released = "Homepage =" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert released == bool(re.search(r"pip install ['\"]?softdtw-cuda-torch", DOCS_TEXT))
 
 
 def test_the_gallery_shows_picture_source_and_link(site: Path) -> None:
