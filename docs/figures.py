@@ -90,7 +90,6 @@ SEPARATE_RUNS = {
     ("dimensions", "NVIDIA H200"),
     ("extensions", "NVIDIA H200"),
     ("accuracy", "NVIDIA H200"),
-    ("accuracy", "AMD EPYC, 2 threads"),
 }
 """Tables whose columns were measured in different runs, and say so. No other may be (test_docs.py)."""
 
