@@ -781,6 +781,15 @@ def test_the_citation_has_the_version() -> None:
     assert f"\nversion: {softdtw_cuda.__version__}\n" in text
 
 
+def test_the_citation_has_the_papers_of_the_page() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    page = re.sub(r"[{}]", "", (DOCS / "citing.md").read_text(encoding="utf-8"))
+    titles = re.findall(r"^  title +=\s*(.*),$", page, re.MULTILINE)
+    assert len(titles) == 4
+    for title in titles:
+        assert f'title: "{title}"' in citation
+
+
 PRIVATE_WORDS = re.compile(
     r"right gradient|same bits every|\bmends?\b|\bmass\b|\bporter\b|small pairs|put off|were to reach"
 )
