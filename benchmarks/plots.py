@@ -95,6 +95,9 @@ def _save(figure: Figure, folder: Path, name: str) -> Iterator[Path]:
 
 
 def _figures(rows: Sequence[Row], device: str) -> Iterator[tuple[str, Figure]]:
+    # Who has no way to run a suite on this device is no line of its plots; the tables say why.
+    able = {(row["suite"], row["provider"]) for row in rows if row["status"] != "unsupported"}
+    rows = [row for row in rows if (row["suite"], row["provider"]) in able]
     lengths = [r for r in rows if r["suite"] == "lengths"]
     if lengths:
         title = f"Forward + backward, {_sizes(lengths, 'B', 'D')}, float32, {device}"
@@ -363,6 +366,7 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
         return float(row["gamma"])
 
     first: Axes | None = None
+    high = max((2 * float(row["p80"]) for row in rows if row["status"] == "ok"), default=1.0)
     for (i, length), (j, d) in itertools.product(enumerate(lengths), enumerate(dims)):
         axes = figure.add_subplot(grid[i, j], sharey=first)
         first = first or axes
@@ -381,9 +385,9 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
         else:
             axes.set_ylabel("relative error")
         _mark_failures(axes, chosen, _failing(chosen, providers), gamma_of)
-        _name_overlaps(axes, chosen)
+        if _name_overlaps(axes, chosen):  # above the lines
+            high = max([high, *(200 * float(row["p80"]) for row in chosen if row["status"] == "ok")])
     assert first is not None
-    high = max((2 * float(row["p80"]) for row in rows if row["status"] == "ok"), default=1.0)
     first.set_ylim(LEAST_ERROR / 2, max(high, 1.5))
     samples = [*map(_sample, providers), _below_sample()]
     names = [*map(short, providers), f"less than {LEAST_ERROR:g}"]
@@ -409,12 +413,13 @@ def _below_sample() -> Line2D:
     return Line2D([], [], color=GREY, marker="v", markersize=8, markerfacecolor="white", linestyle="none")
 
 
-def _name_overlaps(axes: Axes, rows: Sequence[Row]) -> None:
-    """Write the names of lines that lie on each other, where no marker can tell them apart."""
+def _name_overlaps(axes: Axes, rows: Sequence[Row]) -> bool:
+    """Name the lines that lie on each other, which no marker can tell apart, in the panel's upper corner."""
     curves: dict[str, dict[float, float]] = {}
     for row in rows:
         if row["status"] == "ok" and row["provider"] not in (OURS_FUSED, OURS_COST, ROUNDING):
             curves.setdefault(row["provider"], {})[float(row["gamma"])] = float(row["p50"])
+    groups = []
     while len(curves) > 1:
         name = next(iter(curves))
         curve = curves.pop(name)
@@ -426,10 +431,13 @@ def _name_overlaps(axes: Axes, rows: Sequence[Row]) -> None:
         for other in same:
             del curves[other]
         if same:
-            x = sorted(curve)[min(1, len(curve) - 1)]
-            text = "\n".join(short(each) for each in (name, *same))
-            axes.annotate(text, (x, curve[x]), xytext=(6, 6), textcoords="offset points", fontsize=7.5,
-                          color=DARK, va="bottom", linespacing=1.1)  # fmt: skip
+            groups.append([short(each) for each in (name, *same)])
+    if groups:
+        lines = [", ".join(names[at : at + 3]) for names in groups for at in range(0, len(names), 3)]
+        axes.text(1, 0.99, "\n".join(["on one line:", *lines]), transform=axes.transAxes, fontsize=7,
+                  color=DARK, ha="right", va="top", linespacing=1.15,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+    return bool(groups)
 
 
 def _roofline(rows: Sequence[Row], device: str) -> Figure:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import records
+from .providers import OURS_COST, OURS_FUSED, ROUNDING
 from .records import Row
 
 _BLOCK = re.compile(
@@ -24,7 +25,7 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _SIZES = ("B", "N", "D", "gamma", "bandwidth", "dtype", "mode", "normalize", "lengths")
-_HEADINGS = {"N": "L", "bandwidth": "band", "dtype": "type", "normalize": "divergence"}
+_HEADINGS = {"N": "L", "gamma": "γ", "bandwidth": "band", "dtype": "type", "normalize": "divergence"}
 
 
 def figure(row: Row) -> str:
@@ -93,14 +94,8 @@ def markdown(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
 
 
 UNITS = {"time": "ms", "replay": "ms", "host time": "ms", "memory": "MiB", "gradient error": ""}
-SHORT_NAMES = {
-    "this library (fused)": "this library",
-    "this library (cost matrix)": "cost matrix",
-    "limit of float32 costs": "float32 costs",
-}
+SHORT_NAMES = {OURS_FUSED: "this library", OURS_COST: "cost matrix", ROUNDING: "float32 costs"}
 _FOOTNOTES = (
-    ("LAUNCH_OUT_OF_RESOURCES", "its kernel's launch fails here with LAUNCH_OUT_OF_RESOURCES"),
-    ("INVALID_VALUE", "its kernel's launch fails here with INVALID_VALUE"),
     ("out of memory", "does not fit the card's memory"),
     ("over 1024 steps", "above 1024 steps the library computes on the CPU"),
     ("fused on CUDA", "the library's fused path is for CUDA alone"),
@@ -113,6 +108,13 @@ _MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
 
 def footnote(row: Row) -> str:
     """Why a cell has no number, in a sentence; the CSV file has the message."""
+    launch = re.search(r"LAUNCH_OUT_OF_RESOURCES|INVALID_VALUE", row["note"])
+    if launch:
+        cuda = re.search(r"\+cu(\d\d)\d", row["torch"])
+        under = f" under CUDA {cuda[1]}" if cuda else ""
+        newer = cuda is not None and int(cuda[1]) > 12 and row["provider"].startswith("BGU")
+        supported = ", and its authors support CUDA 12.6 at most" if newer else ""
+        return f"a Numba kernel of the library does not launch{under} ({launch[0]}){supported}"
     for part, text in _FOOTNOTES:
         if part in row["note"]:
             return text
@@ -122,18 +124,23 @@ def footnote(row: Row) -> str:
 def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
     """A table that fits a page: one metric, bare numbers, no column of one value, reasons below.
 
+    A provider without any number has no column, and its reasons below.
+
     Its caption has to say the unit (`UNITS`) and the sizes that are the same in every row (`constants`).
 
     Raises:
         ValueError: when the CSV holds nothing of the kind.
     """
     chosen = _chosen(rows, suite, metric, device)
-    providers = list(dict.fromkeys(row["provider"] for row in chosen))
-    providers.sort(key=lambda name: (not name.startswith("this library"), name == "limit of float32 costs"))
+    able = dict.fromkeys(row["provider"] for row in chosen if row["status"] == "ok")
+    providers = sorted(able, key=_order)
     sizes = [s for s in _SIZES if len({row[s] for row in chosen}) > 1]
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     reasons: list[str] = []
     for row in chosen:
+        cells = lines.setdefault(tuple(row[s] for s in sizes), {})
+        if row["provider"] not in able:
+            continue
         if row["status"] == "ok":
             cell = figure(row).removesuffix(" ms").removesuffix(" MiB")
         else:
@@ -141,16 +148,33 @@ def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
             if reason not in reasons:
                 reasons.append(reason)
             cell = f"–{_MARKS[reasons.index(reason)]}"
-        lines.setdefault(tuple(row[s] for s in sizes), {})[row["provider"]] = cell
-    names = [SHORT_NAMES.get(name, name.replace("(", "").replace(")", "")) for name in providers]
+        cells[row["provider"]] = cell
     together = len(sizes) > 3  # one column of words instead of many narrow ones
-    header = [*(["case"] if together else (_HEADINGS.get(s, s) for s in sizes)), *names]
+    header = [*(["case"] if together else (_HEADINGS.get(s, s) for s in sizes)), *map(_short, providers)]
     table = [header, ["---", *["--:"] * (len(header) - 1)] if together else ["--:"] * len(header)]
     for values, cells in lines.items():
         key = [_words(sizes, values)] if together else [value or "none" for value in values]
         table.append([*key, *(cells.get(name, "") for name in providers)])
     notes = "".join(f"\n{_MARKS[i]} {reason}.\n" for i, reason in enumerate(reasons))
+    unable: dict[str, list[str]] = {}
+    for name in dict.fromkeys(row["provider"] for row in chosen if row["provider"] not in able):
+        why = dict.fromkeys(footnote(row) for row in chosen if row["provider"] == name)
+        unable.setdefault("; ".join(why), []).append(_short(name))
+    notes += "".join(f"\nNo number for {_listed(names)}: {why}.\n" for why, names in unable.items())
     return "".join(f"| {' | '.join(line)} |\n" for line in table) + notes
+
+
+def _order(provider: str) -> tuple[bool, bool, bool]:
+    """This library first, others as they come, what is no library last."""
+    return (provider != OURS_FUSED, provider != OURS_COST, provider == ROUNDING)
+
+
+def _short(provider: str) -> str:
+    return SHORT_NAMES.get(provider, provider.replace("(", "").replace(")", ""))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def constants(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:

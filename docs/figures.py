@@ -73,6 +73,15 @@ _PLOT_TITLES = {
     "clustering": "Time of all pairs and k-means beside other libraries",
 }
 
+_PLOT_SUITES = {
+    "lengths": "lengths",
+    "dimensions": "dimensions",
+    "long": "extensions",
+    "batch": "extensions",
+    "accuracy": "accuracy",
+}
+"""Suites of the plots that compare libraries."""
+
 
 def _is_gpu(device: str) -> bool:
     return "nvidia" in device.lower()
@@ -89,7 +98,6 @@ SEPARATE_RUNS = {
     ("dimensions", "NVIDIA H200"),
     ("extensions", "NVIDIA H200"),
     ("accuracy", "NVIDIA H200"),
-    ("accuracy", "AMD EPYC, 2 threads"),
 }
 """Tables whose columns were measured in different runs, and say so. No other may be (test_docs.py)."""
 
@@ -128,11 +136,16 @@ def _table(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
 
 
 def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
-    """Pictures of this device whose name begins with one of the kinds, as the site refers to them."""
-    for path in sorted(PLOTS.glob(f"*-{records.slug(device)}.png")):
-        kind = path.stem.removesuffix(f"-{records.slug(device)}")
-        if any(kind.startswith(wanted) for wanted in kinds):
+    """Pictures of this device whose name begins with one of the kinds, in that order, as the site refers to
+    them; where the lines come from separate runs, a caption says so."""
+    slug = records.slug(device)
+    for kind in kinds:
+        for path in sorted(PLOTS.glob(f"{kind}*-{slug}.png")):
+            suite = _PLOT_SUITES.get(path.stem.removesuffix(f"-{slug}"))
+            drawn = [rows for name, where, rows in published() if (name, where) == (suite, device)]
             yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name})\n"
+            if drawn and len(records.runs(drawn[0])) > 1:
+                yield f"*{device}, {_days(drawn[0])}.*\n"
 
 
 def _largest_batch(rows: Sequence[Row]) -> list[Row]:
@@ -328,7 +341,7 @@ def _modelled(row: Row) -> str:
     if row["device"] != "NVIDIA H200" or not speeds or row["cells"] == "0":
         return "–"
     nearest = min(speeds, key=lambda length: abs(math.log(length / int(row["steps"]))))
-    return f"{int(row['cells']) / speeds[nearest]:.3g}"
+    return _plain(int(row["cells"]) / speeds[nearest])
 
 
 def scale() -> str:
@@ -339,7 +352,7 @@ def scale() -> str:
         here = [row for row in rows if row["device"] == device]
         body = []
         for row in here:
-            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.3g}" if row["cells"] != "0" else "–"
+            rate = _plain(int(row["cells"]) / float(row["seconds"]) / 1e9) if row["cells"] != "0" else "–"
             mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
             size = f"{row['job']}, {row['steps']} steps, D = {row['features']}"
             targets = [row["must"] or "–", row["aim"] or "–"]
@@ -521,6 +534,11 @@ def scale_plans() -> str:
     )
 
 
+def _plain(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def _duration(seconds: float) -> str:
     for unit, size in (("years", 365 * 86400), ("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -593,7 +611,8 @@ def _days(rows: Sequence[Row]) -> str:
     runs = records.runs(rows)
     if len(runs) == 1:
         return f"{runs[0][0]}, all in one run"
-    return f"{runs[0][0]} to {runs[-1][0]}, this library and the others in separate runs"
+    days = " to ".join(dict.fromkeys((runs[0][0], runs[-1][0])))
+    return f"{days}, this library and the others in separate runs"
 
 
 def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:

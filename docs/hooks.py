@@ -28,6 +28,7 @@ _NUMBERED = re.compile(r"^\$\$(?=[^$]*\\tag\{(\d+)\})", re.MULTILINE)
 _TAG = re.compile(r"\\tag\{(\d+)\}")
 _ALIAS_ROW = re.compile(r"<td><code>(\w+)</code></td>")
 _CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
+_PICTURE = re.compile(r'<img [^>]*src="([^"]+\.png)"[^>]*/?>')
 _ROLE = re.compile(r":(?:func|class|meth):<code>~?([\w.]+)</code>")
 
 
@@ -69,10 +70,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, page: Any = None, **_: Any) -> str:
-    """Turn TeX into MathML, and Sphinx roles, which editors understand in docstrings, into links."""
+    """Turn TeX into MathML, Sphinx roles, which editors understand in docstrings, into links, and pictures
+    into links to themselves."""
     if page is not None and page.file.src_uri == "api.md":
         content = _link_aliases(content)
     content = _DISPLAY.sub(lambda found: _equation(found[1]), content)
+    content = _PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', content)
     content = _INLINE.sub(lambda found: convert(html.unescape(found[1])), content)
     return _ROLE.sub(lambda found: _link(found[1]), content)
 

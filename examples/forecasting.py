@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from softdtw_cuda import SoftDTW, softdtw
 
 SEEN, AHEAD, JITTER = 40, 40, 5
-QUANTILES = {0.1: "error: 10th percentile", 0.5: "error: median", 0.9: "error: 90th percentile"}
+QUANTILES = {0.1: "10th percentile\nof the error", 0.5: "median error", 0.9: "90th percentile\nof the error"}
 BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#9AA0A6", "#222222"  # told apart by colour-blind readers too
 
 
@@ -79,7 +79,8 @@ def draw(
     sharpness: dict[str, float],
     errors: dict[str, float],
 ) -> None:
-    figure, panels = plt.subplots(2, 3, figsize=(11, 5.4), sharex=True, sharey=True, layout="constrained")
+    # So few inches that letters can be read on a phone, which shows them at half this size.
+    figure, panels = plt.subplots(2, 3, figsize=(6.4, 4.6), sharex=True, sharey=True, layout="constrained")
     before, after = range(-SEEN, 0), range(AHEAD)
     colors = {"squared error": ORANGE, "Soft-DTW": BLUE}
     for row, (name, forecast) in zip(panels, forecasts.items(), strict=True):
@@ -90,23 +91,24 @@ def draw(
             panel.plot(after, forecast[k, :, 0].cpu(), color=colors[name], lw=2.2, label="forecast")
             panel.spines[["top", "right"]].set_visible(False)
             panel.set_xlim(-SEEN, AHEAD - 1)
-        row[0].set_title(" ", fontsize=11)  # keeps the room for a title that reaches over the whole row
-        title = row[0].annotate(
-            f"Trained with {name}: steepest step {sharpness[name]:.2f} of the true one, "
-            f"squared error {errors[name]:.4f}",
-            (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points",
-            fontweight="bold", fontsize=11,
-        )  # fmt: skip
-        title.set_in_layout(False)
+        row[0].set_title(" \n ", fontsize=10)  # keeps the room for a title that reaches over the whole row
+        score = f"steepest step {sharpness[name]:.2f} of the true one, squared error {errors[name]:.4f}"
+        for text, height, weight in ((f"Trained with {name}", 19, "bold"), (score, 5, "normal")):
+            title = row[0].annotate(
+                text, (0, 1), xycoords="axes fraction", xytext=(0, height), textcoords="offset points",
+                fontweight=weight, fontsize=10,
+            )  # fmt: skip
+            title.set_in_layout(False)
         for panel, place in zip(row, QUANTILES, strict=True):
-            panel.text(0.98, 0.78, QUANTILES[place], transform=panel.transAxes, ha="right", color="#666666")
-        row[0].legend(frameon=False, loc="lower left", fontsize=9)
+            where = {"transform": panel.transAxes, "ha": "right", "fontsize": 9}
+            panel.text(0.98, 0.6, QUANTILES[place], color="#666666", **where)
+        row[0].legend(frameon=False, loc="lower left", fontsize=8, handlelength=1.2, borderaxespad=0)
     panels[0, 0].text(-2, 1.1, "seen", color="#666666", ha="right")
-    panels[0, 0].text(2, 1.1, "to be forecast", color="#666666")
+    panels[0, 0].text(2, 1.1, "to forecast", color="#666666")
     for panel in panels[1]:
         panel.set_xlabel("time step")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

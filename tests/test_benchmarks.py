@@ -427,10 +427,20 @@ def test_lines_on_each_other_are_named(tmp_path: Path) -> None:
         return [row(**sizes, **numbers, provider=provider, gamma=gamma) for gamma in ("0.1", "1")]
 
     same = [*curve("BGU (fused)", 1e-3), *curve("pysdtw", 1.1e-3)]
-    for rows, times in ((same, 2), ([*same[:2], *curve("pysdtw", 1e-1)], 1)):
+    for rows, named in ((same, True), ([*same[:2], *curve("pysdtw", 1e-1)], False)):
         plots.draw_all(rows, tmp_path)
-        # In the legend, and beside the lines where they overlap.
-        assert (tmp_path / "accuracy-test-device.svg").read_text().count(">pysdtw<") == times
+        drawn = (tmp_path / "accuracy-test-device.svg").read_text()
+        assert (">on one line:<" in drawn and ">BGU (fused), pysdtw<" in drawn) == named
+        assert ">pysdtw<" in drawn  # in the legend
+
+
+def test_who_cannot_run_a_suite_is_no_line_of_its_plots(tmp_path: Path) -> None:
+    never = [row(provider="BGU (fused)", N=n, status="unsupported", p50="") for n in ("64", "128")]
+    once = [row(provider="pysdtw"), row(provider="pysdtw", N="128", status="unsupported", p50="")]
+    plots.draw_all([row(), row(N="128"), *never, *once], tmp_path)
+    drawn = (tmp_path / "lengths-test-device.svg").read_text()
+    assert "BGU (fused)" not in drawn
+    assert "pysdtw: unsupported at L = 128" in drawn
 
 
 def test_bare_plot_leaves_the_pages_pictures_alone() -> None:
@@ -450,6 +460,28 @@ def test_names_of_lines_do_not_overlap() -> None:
 def test_plot_without_results_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "--results", str(tmp_path)]) == 2
     assert "measure first" in capsys.readouterr().err
+
+
+def test_a_compact_table_leaves_out_who_has_no_number() -> None:
+    launch = {"status": "error", "p50": "", "note": "CUDAError: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: This"}
+    old, new = {"torch": "2.6.0+cu124"}, {"torch": "2.11.0+cu130"}
+    rows = [
+        row(provider=ROUNDING), row(provider="Maghoumi"), row(provider=OURS_COST), row(),
+        row(N="128"), row(N="128", provider="Maghoumi", **launch, **new),
+        row(provider="BGU (unfused)", **launch, **new), row(provider="pysdtw", **launch, **old),
+        row(provider="tslearn", status="oom", p50="", note="CUDA out of memory."),
+        row(provider="aeon", status="oom", p50="", note="CUDA out of memory."),
+    ]  # fmt: skip
+    lines = tables.compact(rows, "lengths", "time", "Test Device").splitlines()
+    # This library first, what is no library last.
+    assert lines[0] == "| L | this library | cost matrix | Maghoumi | float32 costs |"
+    assert lines[3] == "| 128 | 1 |  | \u2013¹ |  |"
+    assert "¹ a Numba kernel of the library does not launch under CUDA 13 (LAUNCH_OUT_OF_RESOURCES)." in lines
+    (theirs,) = (line for line in lines if line.startswith("No number for BGU unfused:"))
+    assert "under CUDA 13 (LAUNCH_OUT_OF_RESOURCES), and its authors support CUDA 12.6 at most." in theirs
+    (other,) = (line for line in lines if line.startswith("No number for pysdtw:"))
+    assert "under CUDA 12 (LAUNCH_OUT_OF_RESOURCES)." in other
+    assert "No number for tslearn and aeon: does not fit the card's memory." in lines
 
 
 def test_table_shows_medians_and_failures(tmp_path: Path) -> None:

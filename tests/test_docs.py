@@ -35,6 +35,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
 EQUATIONS = 23
 """Numbered equations of docs/math.md."""
+DOCS_TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -178,6 +179,9 @@ def test_whole_jobs_follow_the_csv(results: Path) -> None:
     # 8 s of cells, of which the busier process has 50.1 %, and 0.3 s of everything else.
     assert "| 2 | 0.5010 | 0.30 | 4.31 | 5.00 | +16.1% |" in figures.scale_processes()
     assert "Not measured" not in figures.scale()
+    quick = [scale.row_of(scale.CUDA[3], "softdtw_knn", 1, scale.cells(large) / 1.09e12, 1)]
+    scale.write(quick, "NVIDIA H200", "a command", results)
+    assert re.search(r"\| 1,(089|090|091) \|", figures.scale())  # no exponent, which a phone would break
     plans = figures.scale_plans()
     assert "| 1,000,000 | 10 nearest | 5.56 h | 41.7 min | 5.21 min | 512 MB | 120 MB |" in plans
     assert plans.count("\n| 1") == 6
@@ -229,6 +233,7 @@ def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
     records.upsert(results, [row(), row(metric="memory", p50="42.5", unit="MiB"), row(**slow)])
     records.upsert(results, [row(provider="other", status="oom", note="CUDA out of memory.", p50="")])
     records.upsert(results, [row(provider="elsewhere", status="unsupported", p50="")])
+    records.upsert(results, [row(N="128"), row(N="128", provider="other")])
     table = figures.readme()
     assert "elsewhere" not in table
     assert "| this library | other |" in table
@@ -258,10 +263,23 @@ def test_tables_of_several_runs_say_so(results: Path, change: dict[str, str]) ->
     assert len(records.runs(records.read_folder(results))) == 2
 
 
+def test_plots_of_several_runs_say_so(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "PLOTS", tmp_path)
+    for kind in ("batch", "dimensions", "lengths"):
+        (tmp_path / f"{kind}-nvidia-example.png").touch()
+    ours, other = row(suite="lengths"), row(suite="lengths", provider="other")
+    records.upsert(results, [ours, other, row(suite="dimensions"), row(suite="extensions")])
+    shown = list(figures._plots("NVIDIA Example", ("lengths", "dimensions", "batch")))
+    assert [kind in each for kind, each in zip(("lengths", "dimensions", "batch"), shown, strict=True)]
+    records.upsert(results, [other | {"date": "2026-01-02"}])
+    caption = list(figures._plots("NVIDIA Example", ("lengths", "dimensions")))[1]
+    assert "2026-01-01 to 2026-01-02, this library and the others in separate runs" in caption
+
+
 def test_published_tables_are_one_run() -> None:
     """Rows that differ in date, limit or command are no comparison; those that still do are listed."""
     several = {(suite, device) for suite, device, rows in figures.published() if len(records.runs(rows)) > 1}
-    assert several <= figures.SEPARATE_RUNS
+    assert several == figures.SEPARATE_RUNS
 
 
 @pytest.mark.parametrize(
@@ -733,10 +751,20 @@ def test_types_of_signatures_are_explained(site: Path) -> None:
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     aliases = re.findall(r'<td id="type-(\w+)">', text)
     assert {"Lengths", "Reduction", "DistanceFunction", "Series", "Optimizer", "StopReason"} <= set(aliases)
+    # Names of Python and of other libraries, and what is documented on the page itself.
+    known = {"None", "Any", "Callable", "Literal", "Mapping", "Sequence"}
+    known |= {"RandomState", "Axes", "Figure", "SubFigure"}
+    known |= {name.rsplit(".", 1)[1] for name, _ in sections(text)} | {"Omega"}  # the last is an argument
     for name, part in sections(text):
         shown = html.unescape(
             re.sub(r"<[^>]+>", "", " ".join(re.findall(r"<code\b.*?</code>", part, re.DOTALL)))
         )
+        types = {
+            word
+            for note in re.findall(r"[:>] ([\w\[\]|, .]+)", shown)
+            for word in re.findall(r"\b[A-Z]\w+", note)
+        }
+        assert types <= known | set(aliases), f"{name} has types that nothing explains"
         for alias in aliases:
             if re.search(rf": (?:\w+ \| )*{alias}\b", shown):
                 assert f'href="#type-{alias}"' in part, f"{alias} in {name} leads nowhere"
@@ -748,6 +776,26 @@ def test_the_landing_page_has_one_picture_one_number_and_three_links(site: Path)
     assert article.count("<img") == 1
     assert len(re.findall(r'<p class="number"><strong>[\d.]+ ms</strong>', article)) == 1
     assert article.count('class="md-button') == 3
+
+
+def test_pictures_lead_to_themselves_in_full_size(site: Path) -> None:
+    text = (site / "speed" / "index.html").read_text(encoding="utf-8")
+    pictures = re.findall(r'<img [^>]*src="([^"]+\.png)"', text)
+    assert pictures
+    assert re.findall(r'<a class="picture" href="([^"]+)">', text) == pictures
+    assert all((site / "speed" / picture).is_file() for picture in pictures)
+
+
+def test_the_minimum_of_torch_is_that_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (least,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert re.findall(r"torch ([\d.]+) or newer", DOCS_TEXT) == [least]
+
+
+def test_what_is_installed_is_a_checkout_until_there_is_a_release() -> None:
+    """Without an address in pyproject.toml, `pip install softdtw-cuda-torch` finds nothing of ours."""
+    released = "Homepage =" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert released == bool(re.search(r"pip install ['\"]?softdtw-cuda-torch", DOCS_TEXT))
 
 
 def test_the_gallery_shows_picture_source_and_link(site: Path) -> None:
@@ -778,6 +826,15 @@ def test_tutorials_are_pages(site: Path) -> None:
 def test_the_citation_has_the_version() -> None:
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {softdtw_cuda.__version__}\n" in text
+
+
+def test_the_citation_has_the_papers_of_the_page() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    page = re.sub(r"[{}]", "", (DOCS / "citing.md").read_text(encoding="utf-8"))
+    titles = re.findall(r"^  title +=\s*(.*),$", page, re.MULTILINE)
+    assert len(titles) == 4
+    for title in titles:
+        assert f'title: "{title}"' in citation
 
 
 PRIVATE_WORDS = re.compile(

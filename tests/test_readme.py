@@ -40,3 +40,22 @@ def test_six_libraries_to_switch_from() -> None:
         r"^\| (?!from|---)(.+?) \|", TEXT.split("## Switching")[1].split("\n##")[0], re.MULTILINE
     )
     assert len(rows) == 6
+
+
+def test_links_lead_somewhere() -> None:
+    """Files of the repository, and their headings."""
+    root = Path(__file__).parent.parent
+    links = re.findall(r"\]\(((?!https?:)[^)]+)\)", TEXT)
+    assert len(links) > 20
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (root / path).exists(), link
+        if anchor:
+            text = (root / path).read_text(encoding="utf-8")
+            titles = [
+                re.sub(r"[^\w -]", "", title).strip() for title in re.findall(r"^#+ (.*)", text, re.MULTILINE)
+            ]
+            anchors = {title.lower().replace(" ", "-") for title in titles} | set(
+                re.findall(r"#([\w-]+)\s*\}", text)
+            )
+            assert anchor in anchors, link
