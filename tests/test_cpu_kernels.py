@@ -352,19 +352,24 @@ def test_leftovers_in_scratch_memory_are_never_used(
     x = torch.randn(2, 400, d, generator=generator)
     y = torch.randn(2, 400, d, generator=generator)
     cost = squared_distances(x, y)
+    lengths = torch.tensor([97, 33])
     aligned = scratch.aligned
 
     def results(leftover: float) -> tuple[Tensor, ...]:
         def filled(size: int, dtype: type) -> Any:
             array = aligned(size, dtype)
-            array.fill(leftover if issubclass(dtype, np.floating) else -(1 << 20))
+            integer = 255 if dtype == np.uint8 else -(1 << 20)  # bytes of a state: NaN
+            array.fill(leftover if issubclass(dtype, np.floating) else integer)
             return array
 
         monkeypatch.setattr(scratch, "aligned", filled)
         monkeypatch.setattr(scratch, "_scratch", {})
         found = fused(x, y, 1.0, bandwidth)
         monkeypatch.setattr(scratch, "_scratch", {})
-        return *found, *from_cost(cost, 1.0, bandwidth)
+        # Of one tile, with padding: gradients with the value.
+        short = fused(x[:, :100], y[:, :110], 1.0, max(bandwidth, 10), (lengths, lengths))
+        monkeypatch.setattr(scratch, "_scratch", {})
+        return *found, *short, *from_cost(cost, 1.0, bandwidth)
 
     expected = results(0.0)
     for leftover in (math.nan, 1e30, -1.0):
@@ -645,7 +650,7 @@ def test_arguments_have_the_types_that_kernels_are_compiled_for(monkeypatch: pyt
                     fused(a, b, 1.0, bandwidth, chosen, torch.ones(2).expand(2))
                     from_cost(squared_distances(a.float(), b.float()).to(dtype), 1.0, bandwidth, chosen)
                     launch.forward(Problem(a, b, *chosen, 1.0, bandwidth))
-    assert len(known) == 6  # forward and backward in two types, distances and costs in float32
+    assert len(known) == 8  # forward, backward and scaling in two types, distances and costs in float32
 
 
 @pytest.mark.parametrize("is_contiguous", [True, False])
@@ -708,3 +713,21 @@ def test_gradient_with_the_value_is_that_of_two_passes(
     tolerance = {"rtol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6}
     for one, other in zip(gradients, launch.backward(problem, grad, *apart), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("d", [3, 64])
+def test_only_the_gradients_that_are_needed_are_kept(d: int) -> None:
+    """Of a state of both, either one can be asked for."""
+    x, y = torch.randn(3, 20, d), torch.randn(3, 19, d)
+    both = Problem(x, y, None, None, 1.0, -1, True, True)
+    value, state = launch.forward(both)
+    gx, gy = launch.backward(both, torch.ones(3), value, state)
+    assert state.numel() == 4 * (x.numel() + y.numel())
+    for needs, side, wanted in (((True, False), x, gx), ((False, True), y, gy)):
+        problem = both._replace(need_x=needs[0], need_y=needs[1])
+        alone = launch.forward(problem)
+        assert alone[1].numel() == launch.state_bytes(problem) == 4 * side.numel()
+        for found in (alone, (value, state)):
+            gradients = launch.backward(problem, torch.ones(3), *found)
+            assert torch.equal(gradients[not needs[0]], wanted)
+            assert gradients[needs[0]].numel() == 0

@@ -115,7 +115,7 @@ class TestOperators:
         x, y = torch.randn(2, size, 3), torch.randn(2, size - 5, 3)
         problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int64), None, 0.5, NO_BAND, True, True)
         value, state = _backends.forward(problem)
-        monkeypatch.setattr(launch, "zeroed_bytes", lambda size: torch.full((size,), 255, dtype=torch.uint8))
+        monkeypatch.setattr(launch, "zeros", lambda shape, dtype: torch.full(shape, 255, dtype=dtype))
         _, other = _backends.forward(problem)
         monkeypatch.undo()
         assert not torch.equal(state, other)  # not all bytes are written

@@ -118,7 +118,8 @@ class Gradients(NamedTuple):
         grad, value: (P,) gradient of the values, and the values.
         smallest: alignment weight below this is dropped.
         need_x, need_y: the sides whose gradients are computed.
-        x, y: results, one per pair, zero before; x is that of the costs where there is no y.
+        x, y: results, one per pair, zero before unless the worker clears them; x is that of the costs where
+            there is no y.
         x_stride, y_stride: elements of a pair.
     """
 

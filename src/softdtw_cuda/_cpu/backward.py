@@ -27,7 +27,7 @@ from softdtw_cuda._cpu.costs import pack_tile, tile_costs
 from softdtw_cuda._cpu.forward import saved_boundary, value_of
 from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
-from softdtw_cuda._cpu.intrinsics import lanes_of
+from softdtw_cuda._cpu.intrinsics import atomic_next, lanes_of, vload, vselect, vsplat, vstore
 from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
 from softdtw_cuda._cpu.sweep import sweep
@@ -50,6 +50,15 @@ def fill_with_nan(series: Series, gradients: Gradients, pair: int) -> None:
     if gradients.need_y:
         for k in range(width * series.dimensions):
             gradients.y[y_start + k] = math.nan
+
+
+@jit
+def clear_gradients(gradients: Gradients, pair: int) -> None:
+    """Zero the gradients of a pair: here they are in its worker's cache when the tile adds to them."""
+    if gradients.need_x:
+        gradients.x[pair * gradients.x_stride : (pair + 1) * gradients.x_stride] = 0
+    if gradients.need_y:
+        gradients.y[pair * gradients.y_stride : (pair + 1) * gradients.y_stride] = 0
 
 
 @jit
@@ -105,7 +114,8 @@ def backward_worker(
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
 
-    With `makes_value` every pair is one tile, nothing is saved of it, and its value is stored on the way.
+    With `makes_value` every pair is one tile, nothing is saved of it, its value is stored on the way, and its
+    gradients need not be zero before.
     """
     pairs = series.x_lengths.size
     edge, dimensions = tiles.edge, series.dimensions
@@ -149,7 +159,9 @@ def backward_worker(
         slot = pair if schedule.by_tile else worker
         packed_start = slot * tiles.columns * edge * dimensions
 
-        if not makes_value:
+        if makes_value:
+            clear_gradients(gradients, pair)
+        else:
             value = gradients.value[pair]
             if math.isnan(value):
                 if first_tile == 0:
@@ -216,3 +228,23 @@ def backward_worker(
                 unshear(diagonals, tile, rows)
                 add_gradients(rows, rows, tile, place, series, gradients, scratch.packed, memory)
             finish(schedule, tiles, pair, row, column)
+
+
+@kernel
+def scale_worker(kept: Array, grad: Array, scaled: Array, tickets: Array) -> bool:
+    """Gradients for a `grad` of 1 times that of their pair. Zeros, as in padding, stay zero in any case."""
+    lanes = lanes_of(kept)
+    zero = vsplat(kept, 0.0)
+    size = kept.size // grad.size
+    full = size - size % lanes
+    while True:
+        pair = atomic_next(tickets, 0)
+        if pair >= grad.size:
+            return False
+        start = pair * size
+        factor = vsplat(kept, grad[pair])
+        for k in range(start, start + full, lanes):
+            gradient = vload(kept, k)
+            vstore(scaled, k, vselect(gradient == zero, zero, gradient * factor))
+        for k in range(start + full, start + size):
+            scaled[k] = kept[k] * grad[pair] if kept[k] != 0 else 0

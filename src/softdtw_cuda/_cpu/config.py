@@ -47,15 +47,14 @@ def saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) 
     return 4 * number * batch * saved_edge_cells(n, m, dtype, bandwidth)
 
 
-def gradient_with_value(n: int, m: int, d: int, dtype: torch.dtype) -> bool:
+def gradient_with_value(n: int, m: int, dtype: torch.dtype) -> bool:
     """Whether the forward computes the gradient, too: of pairs of one tile, whose costs and shares it has.
 
-    The gradients for a `grad` of 1 are the state then, so they must be few. Loss and gradient of 512 pairs
-    of 128 steps on two cores take 0.50 (D = 1), 0.62 (D = 3) and 0.57 (D = 8) of the time of two passes, and
-    1.04 at D = 64, where they take 33 MB.
+    The gradients for a `grad` of 1 are the state then. Loss and gradient of 512 pairs of 128 steps take 0.50
+    (D = 1), 0.62 (D = 3), 0.57 (D = 8) and 0.73 (D = 64) of the time of two passes.
     """
     edge = tile_edge(dtype)
-    return bool(n <= edge and m <= edge and 4 * (n + m) * d <= n * m)
+    return bool(n <= edge and m <= edge)
 
 
 def kept_sizes(batch: int, n: int, m: int, d: int, dtype: torch.dtype) -> tuple[int, int]:

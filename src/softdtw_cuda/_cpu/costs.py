@@ -55,15 +55,16 @@ def distance_rows(
 ) -> None:
     """rows[a, b] = sum_d (x[a, d] - y[b, d])^2 by direct differences.
 
-    Sums of at most 4 terms are added to a compensated total, which keeps the error near half a unit in the
-    last place: long series with a small gamma show anything more in their gradients. A block of 4 rows and 2
-    vectors shares its loads. Blocks outside the band are passed over.
+    Sums of 4 terms, or of an eighth of all, are added to a compensated total, which keeps the error near half
+    a unit in the last place: long series with a small gamma show anything more in their gradients. A block of
+    4 rows and 2 vectors shares its loads. Blocks outside the band are passed over.
     """
     lanes = lanes_of(rows)
     pitch = tile.edge + lanes
     pair = 2 * lanes
     zero = vsplat(rows, 0.0)
     last = start + (tile.height - 1) * dimensions
+    group = max(4, dimensions // 8)
     for b in range(0, vectors_of(tile, lanes) * lanes, pair):
         for a in range(0, tile.height, 4):
             below = tile.offset + a - b
@@ -75,9 +76,9 @@ def distance_rows(
             x3 = min(x2 + dimensions, last)
             t00, t01, t10, t11, t20, t21, t30, t31 = zero, zero, zero, zero, zero, zero, zero, zero
             c00, c01, c10, c11, c20, c21, c30, c31 = zero, zero, zero, zero, zero, zero, zero, zero
-            for first in range(0, dimensions, 4):
+            for first in range(0, dimensions, group):
                 s00, s01, s10, s11, s20, s21, s30, s31 = zero, zero, zero, zero, zero, zero, zero, zero
-                for d in range(first, min(first + 4, dimensions)):
+                for d in range(first, min(first + group, dimensions)):
                     y0 = vload(packed, at + b * dimensions + d * pair)
                     y1 = vload(packed, at + b * dimensions + d * pair + lanes)
                     value = vbroadcast(x, x0 + d)

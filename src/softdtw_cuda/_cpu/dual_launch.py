@@ -32,7 +32,7 @@ from softdtw_cuda._cpu.launch import (
     smallest_weight,
 )
 from softdtw_cuda._cpu.problem import Arrays, arrays_of, series_of
-from softdtw_cuda._cpu.scratch import zeroed_bytes
+from softdtw_cuda._cpu.scratch import zeros
 from softdtw_cuda._problem import Direction, Problem
 from softdtw_cuda._torch_compat import materialized
 
@@ -99,7 +99,7 @@ def _forward(arrays: Arrays, problem: Problem, omega: Omega, save: bool) -> tupl
     threads, slots, schedule = plan(arrays, False, arrays.series.dimensions + features + 16)
     dot, value = (torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu") for _ in range(2))
     # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
-    state = zeroed_bytes(_state_bytes(arrays, problem) if save else 0)
+    state = zeros([_state_bytes(arrays, problem) if save else 0], torch.uint8)
     edges = _dual_edges(arrays, problem, slots, state if save else None)
     arguments = (arrays.series, omega, arrays.tiles, schedule, edges, value.numpy(), dot.numpy())
     packed = arrays.series.dimensions + features

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda._cpu.arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
-from softdtw_cuda._cpu.backward import backward_worker
+from softdtw_cuda._cpu.backward import backward_worker, scale_worker
 from softdtw_cuda._cpu.compile import compile_for
 from softdtw_cuda._cpu.config import gradient_with_value, kept_sizes, saved_bytes, saved_edge_cells
 from softdtw_cuda._cpu.cost_range import largest_cost_worker, largest_distance_worker
 from softdtw_cuda._cpu.forward import forward_worker
 from softdtw_cuda._cpu.problem import Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrow, give_back, zeroed_bytes
+from softdtw_cuda._cpu.scratch import borrow, empty, give_back, zeros
 from softdtw_cuda._cpu.threads import run, threads_for
 from softdtw_cuda._problem import Problem
 from softdtw_cuda._torch_compat import materialized
@@ -167,7 +167,7 @@ def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor
     value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
     size = saved_bytes(arrays.pairs, n, arrays.series.columns, arrays.dtype, bandwidth) if save else 0
     # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
-    state = zeroed_bytes(size)
+    state = zeros([size], torch.uint8)
     edges = saved_edges(state, arrays, n, bandwidth) if save else overwritten_edges(arrays, slots)
     arguments = (arrays.series, arrays.tiles, schedule, edges, value.numpy())
     sizes = scratch_sizes(arrays, False)
@@ -258,18 +258,19 @@ def _has_gradient_with_value(problem: Problem) -> bool:
     return (
         problem.y is not None
         and problem.pairs is None
-        and gradient_with_value(problem.n, problem.m, problem.x.shape[2], problem.x.dtype)
+        and gradient_with_value(problem.n, problem.m, problem.x.dtype)
     )
 
 
-def _kept_sizes(problem: Problem) -> tuple[int, int]:
-    return kept_sizes(problem.batch, problem.n, problem.m, problem.x.shape[2], problem.x.dtype)
+def _kept_sizes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]:
+    x_size, y_size = kept_sizes(problem.batch, problem.n, problem.m, problem.x.shape[2], problem.x.dtype)
+    return x_size if kept_x else 0, y_size if kept_y else 0
 
 
 def state_bytes(problem: Problem) -> int:
     """Size of the state that `forward` saves."""
     if _has_gradient_with_value(problem):
-        return sum(_kept_sizes(problem))
+        return sum(_kept_sizes(problem, problem.need_x, problem.need_y))
     return saved_bytes(problem.batch, problem.n, problem.m, problem.x.dtype, problem.bandwidth)
 
 
@@ -288,11 +289,18 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _kept_gradients(problem: Problem, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and y in the bytes of a state."""
+    """The gradients of x and y in the bytes of a state; empty those that its forward did not need.
+
+    A backward needs the same ones or fewer: of a state of one gradient, that one.
+    """
     assert problem.y is not None
-    parts = state.split(_kept_sizes(problem))
-    shapes = (problem.batch, *problem.x.shape[1:]), (problem.batch, *problem.y.shape[1:])
-    gx, gy = (part.view(problem.x.dtype).view(shape) for part, shape in zip(parts, shapes, strict=True))
+    sizes = _kept_sizes(problem, True, True)
+    if state.numel() < sum(sizes):
+        sizes = _kept_sizes(problem, problem.need_x, problem.need_y)
+    parts = (part.view(problem.x.dtype) for part in state.split(sizes))
+    gx, gy = (
+        part.view(-1, *side.shape[1:]) for part, side in zip(parts, (problem.x, problem.y), strict=True)
+    )
     return gx, gy
 
 
@@ -301,7 +309,7 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     arrays = arrays_of(problem)
     value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
     ones = torch.ones(arrays.pairs, dtype=arrays.dtype, device="cpu")
-    state = zeroed_bytes(sum(_kept_sizes(problem)))
+    state = empty([state_bytes(problem)], torch.uint8)
     gx, gy = _kept_gradients(problem, state)
     _backward(arrays, problem, ones, value, None, gx, gy)
     samples = beyond_range(arrays, problem.n)
@@ -311,17 +319,24 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
         value[samples] = wide_value.to(value.dtype)
         wide_gradients = backward(wide, ones[samples].double(), wide_value, wide_state)
         for kept, computed_wide in zip((gx, gy), wide_gradients, strict=True):
-            kept[samples] = computed_wide.to(kept.dtype) if computed_wide.numel() else 0.0
+            if kept.numel():
+                kept[samples] = computed_wide.to(kept.dtype)
     return value, state
 
 
 def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
-    """A gradient that `_forward_backward` kept, times `grad`."""
-    factor = materialized(grad.detach()).to(gradient.dtype).view(-1, 1, 1)
-    if factor.isfinite().all():
-        return gradient * factor
-    # A factor that is not finite must not reach the padding.
-    return torch.where(gradient == 0, gradient, gradient * factor)
+    """A gradient that `_forward_backward` kept, times `grad`.
+
+    By threads of this library: those of a torch operation wait for more to do, for several ms, on the cores
+    that the next forward needs.
+    """
+    scaled = empty(gradient.shape, gradient.dtype)
+    if gradient.numel():
+        factors = materialized(grad.detach()).to(gradient.dtype).contiguous().numpy()
+        arrays = gradient.view(-1).numpy(), factors, scaled.view(-1).numpy(), np.zeros(1, np.int64)
+        compiled = compile_for(scale_worker, gradient.dtype, arrays)
+        run(threads_for(gradient.numel()), lambda worker: compiled(*arrays))
+    return scaled
 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,8 +355,8 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
         return gx, gy
     arrays = arrays_of(problem)
     pairs, (n, width) = arrays.pairs, problem.x.shape[1:]
-    gx = problem.x.new_zeros((pairs, n, width) if problem.need_x else (0,))
-    gy = problem.x.new_zeros((pairs, problem.m, width) if problem.need_y else (0,))
+    gx = zeros((pairs, n, width) if problem.need_x else (0,), problem.x.dtype)
+    gy = zeros((pairs, problem.m, width) if problem.need_y else (0,), problem.x.dtype)
     samples = beyond_range(arrays, n)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
     narrow = grad.index_fill(0, samples, 0.0) if len(samples) else grad
