@@ -62,7 +62,8 @@ def softdtw_pairs(
         x_lengths, y_lengths: (K,) and (L,) true lengths of the series.
         memory_limit: bytes to work with besides inputs and results. What does not fit is split, and
             computed a second time for the gradient instead of kept. None: a quarter of what the device has
-            free. On the fused path the limit does not change a bit of values and gradients.
+            free. On the fused path the limit does not change a bit of values and gradients; elsewhere last
+            bits of gradients depend on it, so set it where runs are to be compared bit by bit.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
 
     Returns:
