@@ -181,7 +181,14 @@ def results() -> str:
         shown = []
         for suite, title in _SUITE_TITLES.items():
             here = [row for row in rows if row["suite"] == suite and row["device"] == device]
-            found = list(filter(None, (_table(here, suite, metric, device) for metric in _METRICS)))
+            parts_of = [here]
+            if suite == "accuracy":  # a table for each D, or it would be wider than a phone
+                parts_of = [
+                    [row for row in here if row["D"] == d]
+                    for d in sorted({row["D"] for row in here}, key=int)
+                ]
+            found = [_table(part, suite, metric, device) for part in parts_of for metric in _METRICS]
+            found = list(filter(None, found))
             if found:
                 shown.append("\n".join([f"### {title}, {device}\n", *found, f"{_origin(here)}\n"]))
         if shown:
@@ -430,7 +437,7 @@ def log_space() -> str:
             row["D"],
             row["gamma"],
             *(
-                f"{float(row[name]):.1e}"
+                tables.scientific(float(row[name]))
                 for name in ("differences", "shares", "this_library", "rounded_costs")
             ),
         ]
