@@ -340,7 +340,7 @@ def _modelled(row: Row) -> str:
     if row["device"] != "NVIDIA H200" or not speeds or row["cells"] == "0":
         return "–"
     nearest = min(speeds, key=lambda length: abs(math.log(length / int(row["steps"]))))
-    return _plain(int(row["cells"]) / speeds[nearest])
+    return f"{int(row['cells']) / speeds[nearest]:.3g}"
 
 
 def scale() -> str:
@@ -351,7 +351,7 @@ def scale() -> str:
         here = [row for row in rows if row["device"] == device]
         body = []
         for row in here:
-            rate = _plain(int(row["cells"]) / float(row["seconds"]) / 1e9) if row["cells"] != "0" else "–"
+            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.3g}" if row["cells"] != "0" else "–"
             mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
             size = f"{row['job']}, {row['steps']} steps, D = {row['features']}"
             targets = [row["must"] or "–", row["aim"] or "–"]
@@ -405,11 +405,6 @@ def scale_plans() -> str:
         f"{table}\nL = 128, D = 1, float32, {speed / 1e9:.0f} Gcells/s a GPU, as measured "
         "for many pairs on one H200 ([speed](speed.md)); everything else is arithmetic.\n"
     )
-
-
-def _plain(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _duration(seconds: float) -> str:
