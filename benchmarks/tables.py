@@ -28,13 +28,19 @@ _SIZES = ("B", "N", "D", "gamma", "bandwidth", "dtype", "mode", "normalize", "le
 _HEADINGS = {"N": "L", "gamma": "γ", "bandwidth": "band", "dtype": "type", "normalize": "divergence"}
 
 
+def scientific(value: float) -> str:
+    """Two digits and an exponent without zeros, which a phone has no room for."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}" if value else "0"
+
+
 def figure(row: Row) -> str:
     """A cell of a table: the median, or what went wrong."""
     if row["status"] != "ok":
         return row["status"]
     value = float(row["p50"])
     if row["metric"].endswith("error"):
-        return f"{value:.1e}"
+        return scientific(value)
     if row["metric"] == "memory per cell":
         return f"{value:.2g} byte"
     if row["metric"] == "memory":

@@ -189,7 +189,14 @@ def results() -> str:
         shown = []
         for suite, title in _SUITE_TITLES.items():
             here = [row for row in rows if row["suite"] == suite and row["device"] == device]
-            found = list(filter(None, (_table(here, suite, metric, device) for metric in _METRICS)))
+            parts_of = [here]
+            if suite == "accuracy":  # a table for each D, or it would be wider than a phone
+                parts_of = [
+                    [row for row in here if row["D"] == d]
+                    for d in sorted({row["D"] for row in here}, key=int)
+                ]
+            found = [_table(part, suite, metric, device) for part in parts_of for metric in _METRICS]
+            found = list(filter(None, found))
             if found:
                 shown.append("\n".join([f"### {title}, {device}\n", *found, f"{_origin(here)}\n"]))
         if shown:
@@ -341,7 +348,7 @@ def _modelled(row: Row) -> str:
     if row["device"] != "NVIDIA H200" or not speeds or row["cells"] == "0":
         return "–"
     nearest = min(speeds, key=lambda length: abs(math.log(length / int(row["steps"]))))
-    return _plain(int(row["cells"]) / speeds[nearest])
+    return f"{int(row['cells']) / speeds[nearest]:.3g}"
 
 
 def scale() -> str:
@@ -352,7 +359,7 @@ def scale() -> str:
         here = [row for row in rows if row["device"] == device]
         body = []
         for row in here:
-            rate = _plain(int(row["cells"]) / float(row["seconds"]) / 1e9) if row["cells"] != "0" else "–"
+            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.3g}" if row["cells"] != "0" else "–"
             mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
             size = f"{row['job']}, {row['steps']} steps, D = {row['features']}"
             targets = [row["must"] or "–", row["aim"] or "–"]
@@ -534,11 +541,6 @@ def scale_plans() -> str:
     )
 
 
-def _plain(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
-
-
 def _duration(seconds: float) -> str:
     for unit, size in (("years", 365 * 86400), ("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -564,7 +566,7 @@ def log_space() -> str:
             row["D"],
             row["gamma"],
             *(
-                f"{float(row[name]):.1e}"
+                tables.scientific(float(row[name]))
                 for name in ("differences", "shares", "this_library", "rounded_costs")
             ),
         ]

@@ -462,6 +462,14 @@ def test_plot_without_results_says_what_to_do(tmp_path: Path, capsys: pytest.Cap
     assert "measure first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.84e-7, "1.8e-7"), (9.96e-8, "1.0e-7"), (160.0, "1.6e2"), (1.3e-12, "1.3e-12"), (0.0, "0")],
+)
+def test_errors_are_short_enough_for_a_phone(value: float, text: str) -> None:
+    assert tables.figure(row(metric="gradient error", p50=str(value))) == text
+
+
 def test_a_compact_table_leaves_out_who_has_no_number() -> None:
     launch = {"status": "error", "p50": "", "note": "CUDAError: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: This"}
     old, new = {"torch": "2.6.0+cu124"}, {"torch": "2.11.0+cu130"}

@@ -4,8 +4,8 @@
 
 Each page is laid out at 1280 and at 390 pixels, the width of a phone. A page fails where it scrolls sideways,
 a table, formula or picture is wider than its column, a picture is missing, a number of a table is broken
-over lines, or letters of a table are too small to read. Only Python's standard library and a Chromium (or
-Chrome) are needed.
+over lines or one of its headings within a word, or letters of a table are too small to read. Only Python's
+standard library and a Chromium (or Chrome) are needed.
 """
 
 from __future__ import annotations
@@ -76,13 +76,19 @@ function look(page, width, doc) {
     const size = parseFloat(frame.contentWindow.getComputedStyle(cell).fontSize);
     if (size < job.smallest) { say(cell, "has letters of " + size + " pixels"); break; }
   }
+  const lines = element => {
+    const range = doc.createRange();
+    range.selectNodeContents(element);
+    return new Set([...range.getClientRects()].map(box => Math.round(box.top / 4))).size;
+  };
   for (const cell of article.querySelectorAll("td")) {
     const isNumber = /^[-+]?[\\d.,]+\\S*$/.test(cell.textContent.trim()) && !cell.querySelector("math, sup");
-    if (hidden(cell) || !isNumber) continue;
-    const range = doc.createRange();
-    range.selectNodeContents(cell);
-    const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top / 4)));
-    if (lines.size > 1) say(cell, "is a number broken over lines");
+    if (!hidden(cell) && isNumber && lines(cell) > 1) say(cell, "is a number broken over lines");
+  }
+  for (const head of article.querySelectorAll("th")) {
+    const words = head.textContent.trim().split(/[\\s-]+/).length;
+    if (!hidden(head) && !head.querySelector("code, math") && lines(head) > words)
+      say(head, "is broken within a word");
   }
   for (const quote of page.startsWith("api/") ? article.querySelectorAll("blockquote") : [])
     say(quote, "is a block quote");
