@@ -191,9 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not rows:
             raise ValueError(f"no results in {options.results}; measure first: python -m benchmarks run")
         if options.command == "plot":
-            from .plots import draw_all, draw_clustering, draw_second_order_errors
+            from .plots import draw_all, draw_clustering, draw_cpu_throughput, draw_second_order_errors
 
             written = draw_all(rows, options.output)
+            if (options.results / "cpu.csv").exists():
+                written += draw_cpu_throughput(options.results / "cpu.csv", options.output)
             for path in sorted(options.results.glob("error_budget_second_order_*.csv")):
                 written += draw_second_order_errors(path, options.output)
             for path in sorted(options.results.glob("clustering-cpu.csv")):

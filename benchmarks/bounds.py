@@ -1,4 +1,8 @@
-"""The least time that the algorithm needs on a GPU, from what the card can do.
+"""The least time that the algorithm needs, from what the hardware can do.
+
+A GPU's rates are those of its data sheet, a CPU's those that simple loops reach on it (`cpu_peaks.py`).
+
+On a GPU
 
 Whatever the order of work, the forward must, for every cell,
 
@@ -12,6 +16,15 @@ The backward may leave out pruned cells, so it adds nothing to these. Both must
     chain       walk N + M - 1 anti-diagonals, each step waiting for the last, about 50 ns
 
 The three can overlap at best, so the limit is the slowest of them.
+
+On a CPU the forward must, for every cell,
+
+    instructions    issue about 40 arithmetic vector instructions for the recurrence, and two (a difference
+                    and a multiply-add) for each feature; one does as many cells as a vector has lanes
+    multiply-adds   13 of these, and one for each feature, are products or multiply-adds
+
+and both passes must read the series and write their gradients once (memory). Here too the backward adds
+no arithmetic to the limit, since it may leave out pruned cells.
 """
 
 from __future__ import annotations
@@ -21,6 +34,19 @@ from dataclasses import dataclass
 INSTRUCTIONS_PER_CELL = 20
 STEP_S = 50e-9
 DIRECT_UP_TO = 16
+
+
+CPU_INSTRUCTIONS_PER_CELL = 40
+CPU_MULTIPLY_ADDS_PER_CELL = 13
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Of all threads, in float32: lanes of instructions and of multiply-adds, and bytes, per second."""
+
+    instructions: float
+    multiply_adds: float
+    bytes: float
 
 
 @dataclass(frozen=True)
@@ -47,4 +73,16 @@ def least_seconds(
         "products": flops / gpu.half_flops,
         "cells": cells * INSTRUCTIONS_PER_CELL / 32 / gpu.warp_instructions,
         "chain": (2 if backward else 1) * (n + m - 1) * STEP_S,
+    }
+
+
+def least_cpu_seconds(
+    cpu: Cpu, batch: int, n: int, m: int, d: int, backward: bool = True
+) -> dict[str, float]:
+    """Least seconds of forward + backward, or of forward alone, in float32, that each resource needs."""
+    cells = batch * n * m
+    return {
+        "instructions": cells * (CPU_INSTRUCTIONS_PER_CELL + 2 * d) / cpu.instructions,
+        "multiply-adds": cells * (CPU_MULTIPLY_ADDS_PER_CELL + d) / cpu.multiply_adds,
+        "memory": 4 * batch * (n + m) * d * (2 if backward else 1) / cpu.bytes,
     }

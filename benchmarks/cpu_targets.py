@@ -1,12 +1,14 @@
-"""CPU speed beside tslearn and pysdtw, memory at L = 20,000, and what a band saves.
+"""CPU speed beside tslearn and pysdtw, throughput with many pairs beside the limits of the machine, memory at
+L = 20,000, and what a band saves.
 
-    python -m benchmarks.cpu_targets [--threads 2] [--only speed memory band] [--write]
+    python -m benchmarks.cpu_targets [--threads 2] [--only speed throughput memory band] [--write]
 
-Speed and band are the best of several runs in float32, providers taken in turn so that a busy moment of the
-machine hits all of them. The band's figures are CPU time summed over the threads, which other programs on the
-machine disturb less than wall time. Peers that are not installed (`pip install tslearn pysdtw`)
+Speed, throughput and band are medians of several runs in float32, providers taken in turn so that a busy
+moment of the machine hits all of them. The band's figures are CPU time summed over the threads, which other
+programs on the machine disturb less than wall time. Peers that are missing (`pip install tslearn pysdtw`)
 are reported as such. Memory is the peak resident size over the size before, in a fresh process after a small
-call (Linux only).
+call (Linux only). What the machine can do is the best of several runs of simple loops (`cpu_peaks.py`).
+--write puts all figures of one run into the file, in the place of whatever is there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import datetime
 import functools
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -34,6 +37,12 @@ from .worker import cpu_name
 RESULTS = Path(__file__).parent / "results" / "cpu.csv"
 SPEED_CASES = ((32, 512, 64), (1, 4096, 1))
 SPEED_TARGET = 10.0
+THROUGHPUT_CASES = tuple(
+    (batch, length, d) for batch, length in ((512, 128), (32, 512)) for d in (1, 2, 3, 4, 8, 16, 32, 64)
+)
+PEER_CASES = tuple((512, 128, d) for d in (1, 3, 8, 64))
+"""Those at which pysdtw is measured, too."""
+THROUGHPUT_TARGET = 22.0
 BAND_CASES = ((8, 2048, 64), (8, 2048, 1), (32, 2048, 64), (32, 2048, 1))
 BAND_TARGET = 4.0
 MEMORY_LENGTH, MEMORY_DIMENSION, MEMORY_TARGET_MB = 20_000, 8, 400.0
@@ -91,7 +100,7 @@ def seconds(
     return clock() - start
 
 
-def best(
+def medians(
     losses: dict[str, Loss],
     x: Tensor,
     y: Tensor,
@@ -99,19 +108,16 @@ def best(
     backward: bool = True,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """Fastest run of each, taken in turn after a warm-up, for about ``budget_s`` of each one's own time."""
-    fastest: dict[str, float] = {}
-    spent = dict.fromkeys(losses, 0.0)
+    """Median time of each, taken in turn after a warm-up, for about ``budget_s`` of each one's own time."""
+    taken: dict[str, list[float]] = {name: [] for name in losses}
     for loss in losses.values():
         seconds(loss, x, y, backward)
     while True:
-        waiting = [name for name in losses if spent[name] < budget_s]
+        waiting = [name for name in losses if sum(taken[name]) < budget_s]
         if not waiting:
-            return fastest
+            return {name: statistics.median(times) for name, times in taken.items()}
         for name in waiting:
-            taken = seconds(losses[name], x, y, backward, clock)
-            spent[name] += taken
-            fastest[name] = min(taken, fastest.get(name, taken))
+            taken[name].append(seconds(losses[name], x, y, backward, clock))
 
 
 def speed(budget_s: float) -> Iterable[Row]:
@@ -120,12 +126,44 @@ def speed(budget_s: float) -> Iterable[Row]:
         print(line)
     for batch, length, dimension in SPEED_CASES:
         case = f"speed B={batch} L={length} D={dimension}"
-        fastest = best(losses, *sequences(batch, length, dimension), budget_s)
-        for name, taken in fastest.items():
-            ratio = taken / fastest["softdtw_cuda"]
-            verdict = f"  ours is {ratio:.1f}x faster ({verdict_of(ratio, SPEED_TARGET)})"
-            print(f"{case:28s} {name:14s} {taken * 1e3:10.2f} ms{'' if name == 'softdtw_cuda' else verdict}")
-            yield Row(case, name, "forward+backward", taken * 1e3, "ms")
+        times = medians(losses, *sequences(batch, length, dimension), budget_s)
+        yield from beside(case, times, SPEED_TARGET)
+
+
+def beside(case: str, times: dict[str, float], target: float) -> Iterable[Row]:
+    """Forward and backward by this library and by others."""
+    for name, taken in times.items():
+        ratio = taken / times["softdtw_cuda"]
+        verdict = f"  ours is {ratio:.1f}x faster ({verdict_of(ratio, target)})"
+        print(f"{case:30s} {name:14s} {taken * 1e3:10.2f} ms{'' if name == 'softdtw_cuda' else verdict}")
+        yield Row(case, name, "forward+backward", taken * 1e3, "ms")
+
+
+def throughput(budget_s: float) -> Iterable[Row]:
+    losses, _ = providers()
+    for batch, length, dimension in THROUGHPUT_CASES:
+        case = f"throughput B={batch} L={length} D={dimension}"
+        x, y = sequences(batch, length, dimension)
+        names = ("softdtw_cuda", "pysdtw") if (batch, length, dimension) in PEER_CASES else ("softdtw_cuda",)
+        chosen = {name: losses[name] for name in names if name in losses}
+        yield from beside(case, medians(chosen, x, y, budget_s), THROUGHPUT_TARGET)
+        with torch.no_grad():
+            forward = medians({"softdtw_cuda": ours}, x, y, budget_s / 2, backward=False)["softdtw_cuda"]
+        print(f"{case:30s} {'forward alone':14s} {forward * 1e3:10.2f} ms")
+        yield Row(case, "softdtw_cuda", "forward", forward * 1e3, "ms")
+
+
+def machine(threads: int) -> Iterable[Row]:
+    """What this machine can do: rates for `benchmarks/bounds.py`."""
+    from . import cpu_peaks
+
+    for metric, value, unit in (
+        ("multiply-adds", cpu_peaks.multiply_adds(threads), "G/s"),
+        ("instructions", cpu_peaks.instructions(threads), "G/s"),
+        ("memory", cpu_peaks.copied_bytes(), "GB/s"),
+    ):
+        print(f"{'machine':30s} {metric:14s} {value / 1e9:10.1f} {unit}")
+        yield Row("machine", "", metric, value / 1e9, unit)
 
 
 def verdict_of(ratio: float, target: float) -> str:
@@ -141,13 +179,13 @@ def band(budget_s: float) -> Iterable[Row]:
         }
         case = f"band L/10 B={batch} L={length} D={dimension}"
         for metric, backward in (("forward", False), ("forward+backward", True)):
-            fastest = best(losses, x, y, budget_s, backward, time.process_time)
-            ratio = fastest["whole"] / fastest["band"]
+            times = medians(losses, x, y, budget_s, backward, time.process_time)
+            ratio = times["whole"] / times["band"]
             print(
-                f"{case:28s} {metric:17s} whole {fastest['whole'] * 1e3:8.2f} ms, band "
-                f"{fastest['band'] * 1e3:8.2f} ms: {ratio:.2f}x ({verdict_of(ratio, BAND_TARGET)})"
+                f"{case:28s} {metric:17s} whole {times['whole'] * 1e3:8.2f} ms, band "
+                f"{times['band'] * 1e3:8.2f} ms: {ratio:.2f}x ({verdict_of(ratio, BAND_TARGET)})"
             )
-            for name, taken in fastest.items():
+            for name, taken in times.items():
                 yield Row(case, f"softdtw_cuda {name}", f"{metric}, CPU time", taken * 1e3, "ms")
 
 
@@ -195,17 +233,11 @@ def write(rows: list[Row], threads: int) -> None:
     origin = [datetime.date.today().isoformat(), f"{cpu_name()}, {threads} threads", "; ".join(versions)]
     command = " ".join(["python -m benchmarks.cpu_targets", *sys.argv[1:]])
     new = [[*origin, *row[:3], f"{row.value:.4g}", row.unit, command] for row in rows]
-    old = []
-    if RESULTS.exists():
-        with RESULTS.open(newline="") as file:
-            old = list(csv.reader(file))[1:]
-    # Device, benchmark, provider and metric say what a row is of; the same thing measured again replaces it.
-    merged = {(row[1], *row[3:6]): row for row in [*old, *new]}
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["date", "device", "versions", *Row._fields, "command"])
-        writer.writerows(merged.values())
+        writer.writerows(new)
     print(f"{len(rows)} rows written to {RESULTS}")
 
 
@@ -213,16 +245,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    everything = ("speed", "memory", "band")
+    everything = ("speed", "throughput", "memory", "band")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=everything, default=everything)
     parser.add_argument("--seconds", type=float, default=2.0, help="time spent on each provider and case")
-    parser.add_argument("--write", action="store_true", help=f"put the figures into {RESULTS.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"put the figures, all of one run, into {RESULTS.name}"
+    )
     options = parser.parse_args()
+    if options.write and set(options.only) != set(everything):
+        parser.error("--write keeps the figures of one run, so it goes without --only")
     torch.set_num_threads(options.threads)
     rows: list[Row] = []
     if "speed" in options.only:
         rows += speed(options.seconds)
+    if "throughput" in options.only:
+        rows += machine(options.threads)
+        rows += throughput(options.seconds)
     if "memory" in options.only:
         rows += memory(options.threads)
     if "band" in options.only:

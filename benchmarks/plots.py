@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bounds import GPUS, least_seconds
+from .bounds import GPUS, Cpu, least_cpu_seconds, least_seconds
 from .cases import EXPECTED_COST, FORWARD, FORWARD_BACKWARD, HESSIAN_PRODUCT, THROUGHPUT_DIMS
 from .providers import OURS_COST, OURS_FUSED, ROUNDING
 from .records import Row, slug
@@ -120,7 +120,7 @@ def _figures(rows: Sequence[Row], device: str) -> Iterator[tuple[str, Figure]]:
         yield "accuracy", _accuracy(accuracy, device)
     throughput = [r for r in rows if r["suite"] == "throughput" and _is_measured(r)]
     if throughput and device in GPUS:
-        yield "throughput", _throughput(throughput, device)
+        yield "throughput", _throughput(throughput, device, lambda row: _limit(row, device), THROUGHPUT_DIMS)
     second = [r for r in rows if r["suite"] == "second_order"]
     if second:
         yield "second_order", _second_order(second, device)
@@ -499,12 +499,14 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
     return figure
 
 
-def _throughput(rows: Sequence[Row], device: str) -> Figure:
+def _throughput(
+    rows: Sequence[Row], device: str, limit_of: Callable[[Row], float], ticks: Sequence[int]
+) -> Figure:
     """Cells a second against the number of features, a line a length, below the limit of the hardware."""
     import matplotlib.pyplot as plt
 
     lengths = sorted({int(row["N"]) for row in rows})
-    dims = sorted({*THROUGHPUT_DIMS, *(int(row["D"]) for row in rows)})
+    dims = sorted({*ticks, *(int(row["D"]) for row in rows)})
     shades = [VERMILLION, "#B8763E", "#A08A6A", GREY]
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 7.4), sharex=True)
     figure.subplots_adjust(left=0.13, right=0.8, top=0.9, bottom=0.14, hspace=0.28)
@@ -518,7 +520,7 @@ def _throughput(rows: Sequence[Row], device: str) -> Figure:
                 for d, r in sorted(mine.items())
             ]
             # Limits differ by length only where the chain of dependent steps sets them.
-            limits = {d: _limit(r, device) for d, r in mine.items()}
+            limits = {d: limit_of(r) for d, r in mine.items()}
             longest = longest or limits
             for run in _runs(points, [float(d) for d in dims]):
                 axes.plot(*zip(*run, strict=True), color=shade, marker="o", markersize=4.5, label="_run")
@@ -528,8 +530,8 @@ def _throughput(rows: Sequence[Row], device: str) -> Figure:
                 )
             if length == lengths[-1]:
                 for d, speed in points:
-                    axes.annotate(f"{speed / limits[int(d)]:.0%}", (d, limits[int(d)]), xytext=(0, 4),
-                                  textcoords="offset points", ha="center", fontsize=8,
+                    axes.annotate(f"{speed / limits[int(d)]:.0%}", (d, limits[int(d)]), xytext=(-2, 4),
+                                  textcoords="offset points", ha="left", fontsize=8,
                                   color=_ink(VERMILLION))  # fmt: skip
         if longest:
             xs = sorted(longest)
@@ -539,6 +541,11 @@ def _throughput(rows: Sequence[Row], device: str) -> Figure:
         axes.set_yscale("log")
         axes.set_xticks(dims, [str(d) for d in dims])
         axes.minorticks_off()
+        low, high = axes.get_ylim()
+        if high < 100 * low:  # fewer than two decades
+            marks = [m * 10.0**k for k in range(5, 14) for m in (1, 2, 5)]
+            marks = [mark for mark in marks if low <= mark <= high]
+            axes.set_yticks(marks, [f"{mark / 1e9:g} G" for mark in marks])
         axes.grid(axis="y", color=PALE, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.set_ylabel("cells a second")
@@ -593,6 +600,40 @@ def _second_order(rows: Sequence[Row], device: str) -> Figure:
     figure.legend(list(map(_sample, providers)), list(map(short, providers)), ncols=3, loc="lower left",
                   bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=9)  # fmt: skip
     return figure
+
+
+def draw_cpu_throughput(path: Path, folder: Path) -> list[Path]:
+    """Cells a second with many pairs on a CPU, below its limit, from the file of cpu_targets.py."""
+    import csv
+    import re
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with path.open(newline="") as file:
+        measured = list(csv.DictReader(file))
+    peaks = {row["metric"]: float(row["value"]) * 1e9 for row in measured if row["benchmark"] == "machine"}
+    rows = []
+    for row in measured:
+        size = re.fullmatch(r"throughput B=(?P<B>\d+) L=(?P<N>\d+) D=(?P<D>\d+)", row["benchmark"])
+        # D = 3 is beside other libraries in a table; here its label would lie on that of D = 4.
+        if size is not None and row["provider"] == "softdtw_cuda" and size["D"] != "3":
+            rows.append({**size.groupdict(), "M": size["N"], "mode": row["metric"], "p50": row["value"]})
+    if not rows or not peaks:
+        return []
+    cpu = Cpu(peaks["instructions"], peaks["multiply-adds"], peaks["memory"])
+
+    def limit_of(row: Row) -> float:
+        batch, n, d = int(row["B"]), int(row["N"]), int(row["D"])
+        return batch * n * n / max(least_cpu_seconds(cpu, batch, n, n, d, row["mode"] != FORWARD).values())
+
+    with plt.rc_context(SETTINGS):
+        figure = _throughput(rows, measured[0]["device"], limit_of, ())
+        written = list(_save(figure, folder, f"throughput-{slug(measured[0]['device'])}"))
+        plt.close(figure)
+    return written
 
 
 def draw_second_order_errors(path: Path, folder: Path) -> list[Path]:

@@ -274,16 +274,18 @@ def second_order() -> str:
 
 
 def cpu_targets() -> str:
-    """The CPU's sizes of benchmarks/cpu_targets.py: beside others, and with and without a band."""
+    """The CPU's sizes of benchmarks/cpu_targets.py: beside others, many pairs, with and without a band."""
     if not CPU_TARGETS.exists():
         return NOT_YET
     with CPU_TARGETS.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if " " not in name]
+    providers = [name for name in dict.fromkeys(row["provider"] for row in rows) if name and " " not in name]
     beside: dict[str, dict[str, str]] = {}
     bands: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         provider, _, variant = row["provider"].partition(" ")
+        if row["benchmark"].split()[0] in ("machine", "throughput"):
+            continue
         value = float(row["value"])
         cell = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         size = row["benchmark"].replace("speed ", "").replace("memory ", "").replace("band L/10 ", "")
@@ -300,9 +302,45 @@ def cpu_targets() -> str:
     titles = ["band of L/10" if variant == "band" else "no band" for variant in variants]
     first = rows[0]
     return (
-        f"Forward and backward:\n\n{_markdown(['size', *names], lines)}\n"
+        f"Forward and backward:\n\n{_markdown(['size', *names], lines)}\n{_many_pairs_on_cpu(rows)}"
         f"With a band, CPU time in ms at L = 2048:\n\n{_markdown(['B', 'D', 'pass', *titles], banded)}\n"
         f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
+    )
+
+
+def _many_pairs_on_cpu(rows: Sequence[Row]) -> str:
+    """Time beside pysdtw, and Gcells/s by length and features."""
+    times: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
+    for row in rows:
+        size = re.fullmatch(r"throughput B=(\d+) L=(\d+) D=(\d+)", row["benchmark"])
+        if size is not None:
+            batch, length, d = map(int, size.groups())
+            found = times.setdefault((batch, length, d), {})
+            found[row["provider"], row["metric"]] = float(row["value"])
+    if not times:
+        return ""
+    both, ours, theirs = "forward+backward", "softdtw_cuda", "pysdtw"
+    beside = [
+        [f"B={b} L={n} D={d}", *(f"{found[name, both]:.3g} ms" for name in (ours, theirs)),
+         f"{found[theirs, both] / found[ours, both]:.1f}"]
+        for (b, n, d), found in times.items() if (theirs, both) in found
+    ]  # fmt: skip
+    sizes = list(dict.fromkeys((b, n) for b, n, _ in times))
+    dims = sorted({d for *_, d in times})
+    speeds = [
+        [name, f"{b} of {n}", *(f"{b * n * n / times[b, n, d][ours, metric] / 1e6:.2g}" for d in dims)]
+        for name, metric in (("forward", "forward"), ("forward and backward", both))
+        for b, n in sizes
+    ]
+    peaks = {row["metric"]: f"{float(row['value']):.0f}" for row in rows if row["benchmark"] == "machine"}
+    return (
+        f"Many pairs, forward and backward:\n\n"
+        f"{_markdown(['size', 'this library', 'pysdtw', 'times'], beside)}\n"
+        + "".join(f"{each}\n" for each in _plots(rows[0]["device"], ("throughput",)))
+        + "Gcells/s of this library, features across:\n\n"
+        f"{_markdown(['pass', 'pairs of length', *map(str, dims)], speeds)}\n"
+        f"The machine: {peaks['multiply-adds']}·10⁹ multiply-adds a second, {peaks['instructions']}·10⁹ "
+        f"lanes of vector instructions, {peaks['memory']} GB/s copied.\n\n"
     )
 
 

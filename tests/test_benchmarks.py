@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import plots, records, scale, tables
+from benchmarks import cpu_targets, plots, records, scale, tables
 from benchmarks.__main__ import command_line, main, parser
-from benchmarks.bounds import GPUS, least_seconds
+from benchmarks.bounds import GPUS, Cpu, least_cpu_seconds, least_seconds
 from benchmarks.cases import (
     ACCURACY,
     FORWARD,
@@ -402,6 +402,44 @@ def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFix
     # 512 pairs of 1024 steps in 10 ms: 5.4e10 cells a second, of at most 1.5e12 by instructions.
     assert ">3%<" in (tmp_path / "plots" / "throughput-nvidia-h200.svg").read_text()
     assert "philtorch" in (tmp_path / "plots" / "second_order-nvidia-h200.svg").read_text()
+
+
+def test_throughput_of_a_cpu_stands_beside_what_its_loops_reach(tmp_path: Path) -> None:
+    rates = {"instructions": 200.0, "multiply-adds": 110.0, "memory": 5.0}
+    peaks = [("machine", "", name, value, "") for name, value in rates.items()]
+    times = [
+        (f"throughput B=512 L=128 D={d}", "softdtw_cuda", mode, 10.0, "ms")
+        for mode, d in itertools.product((FORWARD, FORWARD_BACKWARD), (1, 3, 64))
+    ]
+    with (tmp_path / "cpu.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["device", *cpu_targets.Row._fields])
+        writer.writerows(["Some CPU, 2 threads", *each] for each in (*peaks, *times))
+    plots.draw_cpu_throughput(tmp_path / "cpu.csv", tmp_path)
+    svg = (tmp_path / "throughput-some-cpu-2-threads.svg").read_text()
+    # 8.4e6 cells of 168 instructions, 200e9 a second, take 7.05 ms; in both passes 67 MB at 5 GB/s 13.4 ms.
+    cpu = Cpu(*(1e9 * each for each in rates.values()))
+    for backward, slowest, least in ((False, "instructions", 7.05e-3), (True, "memory", 13.42e-3)):
+        seconds = least_cpu_seconds(cpu, 512, 128, 128, 64, backward)
+        assert max(seconds, key=lambda name: seconds[name]) == slowest
+        assert seconds[slowest] == pytest.approx(least, rel=1e-3)
+    assert ">70%<" in svg
+    assert ">134%<" in svg
+
+
+def test_figures_of_a_cpu_are_kept_from_one_run_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cpu_targets", "--only", "memory", "--write"])
+    with pytest.raises(SystemExit):
+        cpu_targets.main()
+    assert "--only" in capsys.readouterr().err
+    monkeypatch.setattr(cpu_targets, "RESULTS", tmp_path / "cpu.csv")
+    for name in ("old", "new"):
+        cpu_targets.write([cpu_targets.Row(name, "softdtw_cuda", "forward", 1.0, "ms")], 2)
+    text = (tmp_path / "cpu.csv").read_text()
+    assert "new" in text
+    assert "old" not in text
 
 
 def test_a_provider_looks_the_same_in_every_plot() -> None:
