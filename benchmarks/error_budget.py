@@ -172,14 +172,17 @@ def measure_second_order(
         i = torch.arange(1, shape.n + 1, device=device, dtype=torch.float64) / shape.n
         j = torch.arange(1, shape.m + 1, device=device, dtype=torch.float64) / shape.m
         position = (i.view(1, -1, 1) - j.view(1, 1, -1)).square()
-        for what, omega in (("hvp", change), ("expected", position)):
-            truth, blurred = (
-                _reference.dual_from_cost(cost, direction, gamma, rounded_shares=rounded)[1:]
-                for cost, direction, rounded in (
-                    (exact, omega, False),
-                    (exact.float().double(), omega.float().double(), True),
-                )
+        # Both directions in one batch: the costs are the same.
+        omegas = torch.cat([change, position])
+        tables, rounded_tables = (
+            _reference.dual_from_cost(cost.expand(2, -1, -1), direction, gamma, rounded_shares=is_rounded)[1:]
+            for cost, direction, is_rounded in (
+                (exact, omegas, False),
+                (exact.float().double(), omegas.float().double(), True),
             )
+        )
+        for k, what in enumerate(("hvp", "expected")):
+            truth, blurred = ([table[k : k + 1] for table in each] for each in (tables, rounded_tables))
             if what == "hvp":
                 slopes = torch.autograd.grad(softdtw(x, y, gamma=gamma).sum(), (x, y), create_graph=True)
                 along = (slopes[0] * a).sum() + (slopes[1] * b).sum()

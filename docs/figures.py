@@ -17,6 +17,7 @@ import argparse
 import csv
 import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -259,18 +260,60 @@ def throughput() -> str:
 
 
 def second_order() -> str:
-    """Time and error of second order on every device; nothing where neither was measured."""
+    """Error and time of second order on every device; nothing where neither was measured."""
+    parts = [_second_order_errors(path) for path in sorted(records.RESULTS.glob("error_budget_second_*.csv"))]
     rows = [row for row in records.read_folder(records.RESULTS) if row["suite"] == "second_order"]
-    parts = []
     for device in devices(rows):
         here = [row for row in rows if row["device"] == device]
-        parts += [f"### {device}\n", *_plots(device, ("second_order",))]
+        parts += [
+            f"### {device}\n",
+            *(each for each in _plots(device, ("second_order",)) if "errors" not in each),
+        ]
         for mode in dict.fromkeys(row["mode"] for row in here):
             mine = [row for row in here if row["mode"] == mode]
             table = _table(mine, "second_order", "time", device)
             parts += [table] if table else []
         parts.append(f"{_origin(here)}\n")
     return "\n".join(parts)
+
+
+def _second_order_errors(path: Path) -> str:
+    """The cases of one CSV file of error_budget.py: the plot, and a line for each length."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    device = rows[0]["device"]
+    body = []
+    for length in sorted({int(row["n"]) for row in rows}):
+        here = [row for row in rows if int(row["n"]) == length]
+        cells = [str(length), str(len(here))]
+        for what in ("hvp", "expected"):
+            errors = [float(row["error"]) for row in here if row["what"] == what]
+            cells += [f"{statistics.median(errors):.1e}", f"{max(errors):.1e}"]
+        most = max(float(row["error"]) / float(row["budget"]) for row in here)
+        body.append([*cells, f"{most:.2f}", str(sum(row["passed"] != "True" for row in here))])
+    header = [
+        "L",
+        "cases",
+        "product, median",
+        "largest",
+        "⟨E, Ω⟩, median",
+        "largest",
+        "of its budget",
+        "over",
+    ]
+    sizes, gammas = (sorted({float(row[column]) for row in rows}) for column in ("d", "gamma"))
+    return "\n".join(
+        [
+            f"### Error, {device}\n",
+            *_plots(device, ("second_order_errors",)),
+            "Relative errors, in norm, of Hessian-vector products and of gradients of the position's "
+            "expected cost; the largest share of a case's budget, and how many cases are over theirs. "
+            f"D from {sizes[0]:g} to {sizes[-1]:g}, γ from {gammas[0]:g} to {gammas[-1]:g}, N = M and N > M, "
+            "with and without an offset of 1000:\n",
+            _markdown(header, body, "--:"),
+            f"{device}, torch {rows[0]['torch']}, {rows[0]['date']}: `{rows[0]['command']}`.\n",
+        ]
+    )
 
 
 def cpu_targets() -> str:

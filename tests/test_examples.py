@@ -20,6 +20,7 @@ SMALLER = {
     "clusters": ["--starts", "2"],
     "dilate": ["--steps", "150", "--seeds", "1"],
     "forecasting": ["--steps", "400"],
+    "learned_alignment": ["--steps", "60"],
     "speech_training": ["--steps", "25"],
 }
 
@@ -57,6 +58,10 @@ def check(name: str, output: str) -> None:
         (ramp,) = numbers(output, r"^squared error .* ([\d.]+)x$")
         (jump,) = numbers(output, r"^Soft-DTW .* ([\d.]+)x$")
         assert jump > 2 * ramp
+    elif name == "learned_alignment":
+        (channels,) = numbers(output, r"^all channels +([\d.]+) %")
+        (trained,) = numbers(output, r"^trained features +([\d.]+) %")
+        assert trained < 0.5 * channels
     else:
         first, last = numbers(output, r"loss ([\d.]+) -> ([\d.]+)")
         assert last < 0.4 * first

@@ -102,7 +102,8 @@ def _anti_diagonals(cost: Tensor, outside: float = math.inf) -> tuple[Tensor, ..
     """
     batch, n, m = cost.shape
     padded = F.pad(cost, (0, n), value=outside).reshape(batch, n * (n + m))
-    return padded[:, : n * (n + m - 1)].reshape(batch, n, n + m - 1).unbind(2)
+    skewed = padded[:, : n * (n + m - 1)].view(batch, n, n + m - 1)
+    return skewed.movedim(2, 0).contiguous().unbind(0)
 
 
 def _predecessors(k: int, previous: Tensor, before_previous: Tensor) -> Tensor:
@@ -192,10 +193,10 @@ def alignment_from_cost(
 
 def _from_anti_diagonals(diagonals: list[Tensor], m: int) -> Tensor:
     """(B, N, M) out of N + M - 1 tensors (B, N), the inverse of `_anti_diagonals`."""
-    batch, n = diagonals[0].shape
+    n = diagonals[0].shape[1]
     row = torch.arange(n, device=diagonals[0].device).view(n, 1)
     column = torch.arange(m, device=diagonals[0].device).view(1, m)
-    return torch.stack(diagonals, 2).gather(2, (row + column).expand(batch, n, m))
+    return torch.stack(diagonals)[row + column, :, row].movedim(2, 0).contiguous()
 
 
 def dual_from_cost(

@@ -1,14 +1,14 @@
 """The alignment of one tile and its derivative, eqs. (8), (11) and (15) of ``docs/math.md``.
 
 The derivative is swept times gamma: a cell sends its predecessor k the weight p_k E and the slope
-p_k (gamma E-dot + mu_k E), so that a small gamma makes no large numbers.
+p_k gamma E-dot + p_k mu_k E, so that a small gamma makes no large numbers. p_k mu_k is made of the exchanges
+of eq. (15): what one predecessor gains another loses, to the last bit.
 """
 
 from __future__ import annotations
 
 from softdtw_cuda._cpu.arguments import Array, Border, Directions, DualShares, Tile
 from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.dual_walk import slopes
 from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
 from softdtw_cuda._cpu.intrinsics import (
     lanes_of,
@@ -128,15 +128,19 @@ def dual_sweep(
             vstore(slope, at, change)
             up, left = vload(kept.shares.up, at), vload(kept.shares.left, at)
             diagonal = vload(kept.shares.diagonal, at)
-            slope_up, slope_left, slope_diagonal = slopes(
-                up, left, diagonal, vload(kept.above, at), vload(kept.beside, at)
-            )
+            above, beside = vload(kept.above, at), vload(kept.beside, at)
+            left_to_up = up * left * (beside - above)
+            up_to_diagonal = up * diagonal * above
+            left_to_diagonal = left * diagonal * beside
             vstore(flow.up, here + lanes + b, weight * up)
             vstore(flow.left, here + lanes + b, weight * left)
             vstore(flow.diagonal, here + lanes + b, weight * diagonal)
-            vstore(slope_flow.up, here + lanes + b, up * vfma(weight, slope_up, change))
-            vstore(slope_flow.left, here + lanes + b, left * vfma(weight, slope_left, change))
-            vstore(slope_flow.diagonal, here + lanes + b, diagonal * vfma(weight, slope_diagonal, change))
+            gain = left_to_up - up_to_diagonal
+            vstore(slope_flow.up, here + lanes + b, vfma(weight, gain, up * change))
+            gain = zero - left_to_up - left_to_diagonal
+            vstore(slope_flow.left, here + lanes + b, vfma(weight, gain, left * change))
+            gain = up_to_diagonal + left_to_diagonal
+            vstore(slope_flow.diagonal, here + lanes + b, vfma(weight, gain, diagonal * change))
         # What the previous two anti-diagonals read beside the vectors just written.
         _clear(flow, here + first, here + first + lanes)
         _clear(slope_flow, here + first, here + first + lanes)
