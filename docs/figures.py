@@ -477,7 +477,8 @@ def real_series_means() -> str:
                 mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
                 cells.append(mean if len(scores) in (0, sets) else f"{mean} ({len(scores)} of {sets} sets)")
             body.append([task, method, *cells])
-    return _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+    table = _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+    return f"{table}\nMeans over {sets} sets.\n"
 
 
 def lower_bound() -> str:
