@@ -440,12 +440,12 @@ def scale() -> str:
         here = [row for row in rows if row["device"] == device]
         body = []
         for row in here:
-            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.3g}" if row["cells"] != "0" else "–"
+            rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.0f}" if row["cells"] != "0" else "–"
             mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
-            size = f"{row['job']}, {row['steps']} steps, D = {row['features']}"
+            size = f"{row['job']}, {row['steps']} steps, D = {row['features']}: `{row['route']}`"
             targets = [row["must"] or "–", row["aim"] or "–"]
-            body.append([size, f"`{row['route']}`", *targets, _modelled(row), row["seconds"] + mark, rate])
-        header = ["job", "route", "must, s", "aim, s", "model, s", "measured, s", "Gcells/s"]
+            body.append([size, *targets, _modelled(row), row["seconds"] + mark, rate])
+        header = ["job", "must, s", "aim, s", "model, s", "measured, s", "Gcells/s"]
         runs = dict.fromkeys(f"{row['date']}, {row['versions']}: `{row['command']}`" for row in here)
         parts.append(f"### {device}\n\n{_markdown(header, body)}\n{'; '.join(runs)}.\n")
     if not any(_is_gpu(row["device"]) for row in rows):
@@ -527,24 +527,22 @@ def real_series() -> str:
     if not rows:
         return NOT_YET
     gammas = sorted({row["gamma"] for row in rows if row["gamma"]}, key=float)
-    body = []
-    for name in dict.fromkeys(row["set"] for row in rows):
+    header = ["task", "measure", *(_gamma_name(gamma) for gamma in gammas)]
+    parts = []
+    for name, sizes in dict.fromkeys((row["set"], row["sizes"]) for row in rows):
+        body = []
         for task in ("1-NN", "nearest centroid", "k-means"):
             here = [row for row in rows if (row["set"], row["task"]) == (name, task)]
             for method in dict.fromkeys(row["method"] for row in here):
                 mine = {row["gamma"]: row for row in here if row["method"] == method}
                 cells = [_score_cell(mine.get(gamma)) for gamma in gammas]
                 if "" in mine:  # DTW has no gamma: its one result stands in the first column
-                    cells = ["–"] * len(gammas)
                     cells[0] = _score_cell(mine[""])
-                body.append([name, task, method, *cells])
-    header = ["set", "task", "measure", *(_gamma_name(gamma) for gamma in gammas)]
-    sets = dict.fromkeys((row["set"], row["sizes"]) for row in rows)
+                body.append([task, method, *cells])
+        parts.append(f"### {name}\n\n{sizes}:\n\n{_markdown(header, body)}\n")
     first = rows[0]
     return (
-        f"{_markdown(header, body)}\n"
-        + "".join(f"- {name}: {sizes}.\n" for name, sizes in sets)
-        + f"\n{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
+        "".join(parts) + f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
     )
 
 
@@ -580,7 +578,8 @@ def real_series_means() -> str:
                 mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
                 cells.append(mean if len(scores) in (0, sets) else f"{mean} ({len(scores)} of {sets} sets)")
             body.append([task, method, *cells])
-    return _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+    table = _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
+    return f"{table}\nMeans over {sets} sets.\n"
 
 
 def lower_bound() -> str:

@@ -218,8 +218,9 @@ def test_real_series_follow_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     path.write_text(header + "".join(f"{line},today,Some CPU,v,c\n" for line in lines))
     table = figures.real_series()
-    assert "| A | 1-NN | Soft-DTW | 0.750 (1 s) | 0.500 (2 s) |" in table
-    assert "| B | 1-NN | DTW, aeon | not within 5 s in all | – |" in table
+    assert "### A\n\nsmall:\n" in table
+    assert "| 1-NN | Soft-DTW | 0.750 (1 s) | 0.500 (2 s) |" in table
+    assert "| 1-NN | DTW, aeon | not within 5 s in all | – |" in table
     means = figures.real_series_means()
     assert "| 1-NN | Soft-DTW | 0.750 (1 of 2 sets) | 0.600 |" in means
     assert "| 1-NN | DTW, aeon | 0.750 (1 of 2 sets) | – |" in means
