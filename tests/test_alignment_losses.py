@@ -242,6 +242,7 @@ class TestDilate:
         torch.testing.assert_close(DilateLoss()(x, y), values.mean())
         torch.testing.assert_close(DilateLoss(reduction="sum")(x, y), values.sum())
 
+    @pytest.mark.slow
     def test_it_moves_a_forecast_in_time(self, device: str) -> None:
         target = torch.zeros(1, 20, 1, device=device)
         target[0, 10:] = 1.0
@@ -264,7 +265,13 @@ COMPILED = {
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )  # torch's own
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("expected cost", "dilate") else name
+        for name in COMPILED
+    ],
+)
 def test_fullgraph(device: str, name: str) -> None:
     torch._dynamo.reset()
     x, y = (side.detach().float().requires_grad_() for side in series(device, 20, 18))

@@ -293,6 +293,7 @@ def test_a_failure_is_a_row_and_others_go_on(peer: Callable[[str], Provider]) ->
     assert all(set(r) == set(records.COLUMNS) and r["device"] and r["torch"] for r in rows)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_beside_others_is_tried_alone(peer: Callable[[str], Provider]) -> None:
     rows = measure([peer("prints"), peer("is crowded out")], [TINY])
     assert {(r["provider"], r["status"]) for r in rows} == {("prints", "ok"), ("is crowded out", "ok")}

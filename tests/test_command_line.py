@@ -271,7 +271,7 @@ def test_k_means(files: Path, normalize: bool, capsys: pytest.CaptureFixture[str
         (["--tol", "-1"], "tol"),
         (["--labels", "c.npy"], "c.npy is named twice"),
         (["--labels", "x.npy"], "x.npy is an input and an output"),
-        (["--device", "gpu"], "--device is 'gpu', expected auto, cpu or cuda"),
+        (["--device", "gpu"], "--device is 'gpu', expected auto, cpu, cuda or cuda:1"),
     ],
 )
 def test_wrong_arguments_of_k_means(

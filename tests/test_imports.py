@@ -68,6 +68,7 @@ def test_import_is_quick() -> None:
     assert min(seconds) <= 0.2, seconds
 
 
+@pytest.mark.slow
 def test_a_second_import_finds_the_operators_of_the_first() -> None:
     output = python("""
         import sys, torch
@@ -138,6 +139,7 @@ def test_without_numba_the_fused_path_cannot_be_demanded() -> None:
     assert "pip install numba" in output
 
 
+@pytest.mark.slow
 def test_without_numba_it_compiles() -> None:
     output = python(
         """

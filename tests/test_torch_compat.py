@@ -93,6 +93,7 @@ def run_without(names: list[str], device: str) -> None:
     assert result.stdout.split() == ["done"]
 
 
+@pytest.mark.slow
 def test_without_all_names(device: str) -> None:
     assert len(NAMES) >= 7
     run_without(NAMES, device)
@@ -138,6 +139,7 @@ print(*calls)
 """
 
 
+@pytest.mark.slow
 def test_functions_as_a_whole_for_an_older_compiler() -> None:
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WHOLE_PROGRAM],
