@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.core.options
 
 from softdtw_cuda._cache_folder import cache_folder, why_not_kept
 from softdtw_cuda._cpu import cache
@@ -22,6 +23,13 @@ if numba.config.DISABLE_JIT:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+OPTIONS: dict[str, Any] = {"nogil": True}
+if hasattr(numba.core.options.DefaultOptions, "_nrt"):
+    # Arrays belong to the caller, so that kernels need not count references to them. Numba counts with an
+    # atomic operation for each array of a tuple that is passed on: half the time of the backward of second
+    # order. The option is private; a Numba without it makes slower kernels.
+    OPTIONS["_nrt"] = False
+
 NOTICE_AFTER_SECONDS = 2.0
 
 _compiled: dict[tuple[str, Any], Callable[..., bool]] = {}
@@ -30,7 +38,7 @@ _notice_given = False
 
 def jit(function: Function) -> Function:
     """A function that kernels call, compiled into each of them."""
-    return cast(Function, numba.njit(nogil=True)(function))
+    return cast(Function, numba.njit(**OPTIONS)(function))
 
 
 def kernel(function: Function) -> Function:
