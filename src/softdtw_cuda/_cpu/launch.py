@@ -158,8 +158,8 @@ def overwritten_edges(arrays: Arrays, slots: int) -> Edges:
 
 
 def smallest_weight(dtype: torch.dtype) -> float:
-    """Weight too small to matter beside any other makes denormal numbers, which are slow."""
-    return 2.0**-100 if dtype == torch.float32 else 2.0**-900
+    """Alignment weight below which a cell is pruned; docs/math.md bounds what that does to a gradient."""
+    return 2.0**-64 if dtype == torch.float32 else 2.0**-900
 
 
 def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,7 @@ def sweep(
 
     `inflow` is the alignment weight that enters the bottom row and the right column from outside. What leaves
     the top row and the left column is added to `outflow`; what leaves for the tile above-left is returned.
-    Weight below `smallest` is dropped: it would only make denormal numbers. The weight that the last three
-    anti-diagonals send on is in `flow`.
+    Weight below `smallest` is dropped. The weight that the last three anti-diagonals send on is in `flow`.
     """
     lanes = lanes_of(alignment)
     pitch = tile.edge + lanes
