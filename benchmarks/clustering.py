@@ -202,7 +202,13 @@ def k_means_rows(job: KMeansJob, device: str) -> Iterator[Row]:
 
 def _own_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
     model = SoftDTWKMeans(
-        job.clusters, init=x[: job.clusters], max_iter=job.rounds, tol=0, normalize=False, device="cpu"
+        job.clusters,
+        init=x[: job.clusters],
+        max_iter=job.rounds,
+        max_iter_barycenter=10,  # tslearn takes 100 at most
+        tol=0,
+        normalize=False,
+        device="cpu",
     )
     centers: np.ndarray = model.fit(x).cluster_centers_[:, :, None]
     return centers

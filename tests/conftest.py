@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU kernels cut every pair into tiles of 32 x 32 cells: small problems have several, too."""
+    pytest.importorskip("numba")
+    from softdtw_cuda._cpu import config, problem
+
+    monkeypatch.setattr(config, "LARGEST_TILE", 0)
+    monkeypatch.setattr(config, "TILE", 32)
+    problem._tiles.cache_clear()
+    yield
+    problem._tiles.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,7 @@ def two_threads() -> Iterator[None]:
 
 
 SHAPES = [
-    # B, N, M, D, gamma, bandwidth: around lane and tile edges, N != M, band inside and across tiles
+    # B, N, M, D, gamma, bandwidth: around edges of vectors and tiles, N != M, bands inside and across tiles
     (1, 1, 1, 1, 1.0, -1),
     (2, 1, 9, 3, 1.0, -1),
     (2, 9, 1, 3, 1.0, -1),
@@ -127,6 +127,17 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", FLOAT_TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
+    against_the_oracle(shape, dtype)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_value_and_gradients_over_many_tiles(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
+    against_the_oracle(shape, dtype)
+
+
+def against_the_oracle(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
     batch, n, m, d, gamma, bandwidth = shape
     generator = torch.Generator().manual_seed(n * 1000 + m)
     x = torch.randn(batch, n, d, dtype=dtype, generator=generator)
@@ -150,6 +161,7 @@ def test_value_and_gradients_match_the_oracle(shape: tuple[Any, ...], dtype: tor
     assert torch.equal(launch.forward(Problem(cost, None, None, None, gamma, bandwidth))[0], cost_value)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("bandwidth", [-1, 30])
 @pytest.mark.parametrize("dtype", FLOAT_TYPES)
 @pytest.mark.parametrize("d", [3, 20])
@@ -181,6 +193,7 @@ def test_lengths_make_padding_irrelevant(dtype: torch.dtype, d: int, bandwidth: 
         assert bool(torch.isfinite(gcost[b]).all())
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", FLOAT_TYPES)
 def test_nan_poisons_its_own_sample_only(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
@@ -202,6 +215,7 @@ def test_nan_poisons_its_own_sample_only(dtype: torch.dtype) -> None:
             assert torch.equal(found[b], expected[b])
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("position", [(0, 0), (149, 139), (0, 139), (70, 3), (128, 128)])
 def test_one_nan_cost_anywhere_gives_nan(position: tuple[int, int]) -> None:
     cost = torch.rand(1, 150, 140)
@@ -211,6 +225,7 @@ def test_one_nan_cost_anywhere_gives_nan(position: tuple[int, int]) -> None:
     assert bool(gcost.isnan().all())
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", FLOAT_TYPES)
 def test_negative_and_forbidden_costs(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -242,6 +257,7 @@ def test_minus_infinity_gives_nan_and_not_a_number_that_looks_right() -> None:
     assert bool(from_cost(cost, 1.0)[0].isnan())
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("gamma", "cost_scale"),
     [
@@ -332,6 +348,7 @@ def test_band_of_zero_is_the_trace_exactly() -> None:
     assert torch.equal(alignment, torch.eye(500).expand(2, -1, -1))
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_cells_outside_the_band_are_never_used() -> None:
     cost = torch.rand(1, 300, 310)
     row, column = torch.arange(300)[:, None], torch.arange(310)[None]
@@ -344,6 +361,7 @@ def test_cells_outside_the_band_are_never_used() -> None:
     assert bool((poisoned[1][0, outside] == 0).all())
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("bandwidth", [-1, 0, 7, 40, 101, 128, 190])
 @pytest.mark.parametrize("d", [2, 20])
 def test_leftovers_in_scratch_memory_are_never_used(

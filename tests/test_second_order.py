@@ -206,6 +206,7 @@ class TestFiniteDifferences:
 
 
 class TestHessian:
+    @pytest.mark.usefixtures("small_tiles")
     @pytest.mark.parametrize("size", [6, 70])  # one tile of the kernels, and several
     @pytest.mark.parametrize("fused", [True, False])
     def test_symmetric_and_equal_by_every_route(self, device: str, fused: bool, size: int) -> None:
@@ -228,6 +229,7 @@ class TestHessian:
             measured = route(x).reshape(x.numel(), -1)
             torch.testing.assert_close(measured, hessian, rtol=1e-12, atol=1e-12)
 
+    @pytest.mark.usefixtures("small_tiles")
     @pytest.mark.parametrize("fused", [True, False], ids=["fused", "cost"])
     @pytest.mark.parametrize(
         ("n", "m", "d", "bandwidth"),
@@ -484,6 +486,7 @@ class TestBackend:
             summed = measured if measured.shape == truth.shape else measured.sum(0, keepdim=True)
             assert relative(summed, truth.cpu()) < 1e-11
 
+    @pytest.mark.usefixtures("small_tiles")
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
     @pytest.mark.parametrize("gamma", [1e-2, 100.0])
     @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class TestOperators:
     def test_opcheck_meets_other_bytes_in_new_memory(self) -> None:
         torch.library.opcheck(torch.ops.softdtw_cuda.forward, problem_of("cpu")[:8])
 
-    @pytest.mark.parametrize("size", [140, 200])  # of smaller pairs the state is the gradients
+    @pytest.mark.parametrize("size", [270, 330])  # of smaller pairs the state is the gradients
     def test_backward_reads_what_forward_wrote(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         x, y = torch.randn(2, size, 3), torch.randn(2, size - 5, 3)
         problem = Problem(x, y, torch.tensor([size, 9], dtype=torch.int64), None, 0.5, NO_BAND, True, True)

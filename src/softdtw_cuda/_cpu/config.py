@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import torch
 
-TILE_NARROW = 128
-"""Tile edge in float32: shares, costs and alignment of a tile take 800 KB, inside a 1 MB L2 cache."""
-TILE_WIDE = 64
-"""Tile edge in float64: half the edge, a quarter of the cells, twice the bytes a cell."""
+TILE = 128
+"""Edge of the tiles of long pairs: costs, shares and alignment of one take 400 KB in float32."""
+LARGEST_TILE = 256
+"""A pair of at most so many steps is one tile, of 1.6 MB: loss and gradient of 129 to 256 steps take 0.5
+to 0.8 of the time of tiles of 128, second order 0.8 to 1.2."""
+TILE_MULTIPLE = 32
+"""Of edges: two vectors of the longest kind."""
 
 
-def tile_edge(dtype: torch.dtype) -> int:
-    """Edge of the square tiles for inputs of ``dtype``."""
-    return TILE_WIDE if dtype == torch.float64 else TILE_NARROW
+def tile_edge(n: int, m: int) -> int:
+    """Edge of the square tiles of an N x M matrix."""
+    longest = torch.sym_max(n, m)
+    if longest > LARGEST_TILE:
+        return TILE
+    edge: int = -(-longest // TILE_MULTIPLE) * TILE_MULTIPLE
+    return edge
 
 
 def tile_radius(bandwidth: int, edge: int) -> int:
@@ -35,26 +42,25 @@ def saved_columns(m: int, bandwidth: int, edge: int) -> int:
     return kept
 
 
-def saved_edge_cells(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
+def saved_edge_cells(n: int, m: int, bandwidth: int) -> int:
     """Cells saved for one pair in each of the two directions (bottom rows, right columns)."""
-    edge = tile_edge(dtype)
+    edge = tile_edge(n, m)
     return ((n + edge - 1) // edge) * saved_columns(m, bandwidth, edge) * edge
 
 
 def saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
     """Bytes of the state that a forward of `batch` pairs saves."""
     number = 8 if dtype == torch.float64 else 4
-    return 4 * number * batch * saved_edge_cells(n, m, dtype, bandwidth)
+    return 4 * number * batch * saved_edge_cells(n, m, bandwidth)
 
 
-def gradient_with_value(n: int, m: int, dtype: torch.dtype) -> bool:
+def gradient_with_value(n: int, m: int) -> bool:
     """Whether the forward computes the gradient, too: of pairs of one tile, whose costs and shares it has.
 
     The gradients for a `grad` of 1 are the state then. Loss and gradient of 512 pairs of 128 steps take 0.50
     (D = 1), 0.62 (D = 3), 0.57 (D = 8) and 0.73 (D = 64) of the time of two passes.
     """
-    edge = tile_edge(dtype)
-    return bool(n <= edge and m <= edge)
+    return bool(n <= LARGEST_TILE and m <= LARGEST_TILE)
 
 
 def kept_sizes(batch: int, n: int, m: int, d: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -129,7 +129,7 @@ def launch_workers(
 
 def saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
     """The edges of all tiles in the bytes of a state."""
-    stride = int(saved_edge_cells(n, arrays.series.columns, arrays.dtype, bandwidth))
+    stride = int(saved_edge_cells(n, arrays.series.columns, bandwidth))
     content = state.numpy()
     floats: Array = content.view(arrays.float_type)
     integers: Array = content.view(arrays.int_type)
@@ -255,11 +255,7 @@ def beyond_range(arrays: Arrays, n: int) -> Tensor:
 
 def _has_gradient_with_value(problem: Problem) -> bool:
     """Whether the state is the gradients; of listed pairs it is not, since theirs are summed by series."""
-    return (
-        problem.y is not None
-        and problem.pairs is None
-        and gradient_with_value(problem.n, problem.m, problem.x.dtype)
-    )
+    return problem.y is not None and problem.pairs is None and gradient_with_value(problem.n, problem.m)
 
 
 def _kept_sizes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]:

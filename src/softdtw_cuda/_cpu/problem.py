@@ -16,8 +16,8 @@ from softdtw_cuda._problem import Problem
 
 
 @functools.lru_cache(maxsize=256)
-def _tiles(n: int, m: int, dtype: torch.dtype, bandwidth: int) -> Tiles:
-    edge = tile_edge(dtype)
+def _tiles(n: int, m: int, bandwidth: int) -> Tiles:
+    edge = int(tile_edge(n, m))
     bandwidth = min(bandwidth, n + m)  # all that it can mean; indices are added to it
     rows, columns = -(-n // edge), -(-m // edge)
     radius = rows + columns if bandwidth < 0 else tile_radius(bandwidth, edge)
@@ -133,7 +133,7 @@ def arrays_of(problem: Problem) -> Arrays:
         0 if y is None else x.shape[2],
         problem.gamma,
     )
-    return Arrays(series, _tiles(n, m, x.dtype, problem.bandwidth), x.dtype)
+    return Arrays(series, _tiles(n, m, problem.bandwidth), x.dtype)
 
 
 def series_of(a: Tensor, b: Tensor | None, of: Series) -> Series:

@@ -11,7 +11,7 @@ import torch
 
 Array = Any
 
-LARGEST_KEPT_BYTES = 8 << 20
+LARGEST_KEPT_BYTES = 16 << 20
 
 _scratch: dict[tuple[type, int], list[Array]] = {}
 
