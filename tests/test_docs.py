@@ -539,7 +539,10 @@ def test_pruning_bound(threshold: float, gamma: float) -> None:
 PACKAGE = ROOT / "src" / "softdtw_cuda"
 LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
 """The way of a loss on the CPU, down to its backend."""
-ANSWERS = {"_torch_compat.py", "_distances.py", "_series.py", "_descent.py", "_processes.py"}
+ANSWERS = {
+    *("_torch_compat.py", "_options.py", "_lengths.py", "_distances.py", "_series.py"),
+    *("_barycenter_arguments.py", "_barycenter_loss.py", "_descent.py", "_processes.py"),
+}
 """Files that are asked on the way and answer without passing the problem on; the page names them."""
 
 

@@ -20,10 +20,10 @@ from torch.distributed.rendezvous import rendezvous
 from . import distributed
 from ._distances import METRICS
 from ._kmeans import Options, k_means
+from ._options import check_bandwidth, check_count, check_gamma, check_real
 from ._problem import value_dtype
 from ._processes import default_group
 from ._series import Array, as_batch
-from ._validation import check_bandwidth, check_count, check_gamma, check_real
 
 DESCRIPTION = """\
 Soft-DTW between many time series that lie in .npy files (numpy.save makes them).

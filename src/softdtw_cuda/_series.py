@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ._validation import Lengths, check_count, check_set, explains_arguments
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_count
+from ._validation import check_set
 
 Array = np.ndarray[Any, Any]
 Series = Tensor | Array | Sequence[Tensor] | Sequence[Array]

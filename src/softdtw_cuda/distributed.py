@@ -28,18 +28,13 @@ from torch import distributed as dist
 from tqdm import tqdm
 
 from ._journal import Journal, Output, difference, hash_array
+from ._lengths import Lengths, check_lengths
+from ._migration import explains_arguments
+from ._options import check_bandwidth, check_flag
 from ._processes import default_group
 from ._series import Array, Series, as_batch, in_kind
 from ._tiles import Tile, divide, row_tiles, square_tiles
-from ._validation import (
-    LENGTHS_OF,
-    Lengths,
-    check_all_pairs,
-    check_bandwidth,
-    check_flag,
-    check_lengths,
-    explains_arguments,
-)
+from ._validation import LENGTHS_OF, check_all_pairs
 from .neighbours import Nearest, check_neighbours, softdtw_knn, without_self
 from .pairs import softdtw_cdist
 

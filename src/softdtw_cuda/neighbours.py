@@ -12,16 +12,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._distances import DistanceFunction
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_count, check_flag, check_memory_limit
 from ._problem import Problem
 from ._series import Series, TensorOrArray, as_batch, blocks_on, in_kind
-from ._validation import (
-    Lengths,
-    check_count,
-    check_flag,
-    check_memory_limit,
-    check_queries,
-    explains_arguments,
-)
+from ._validation import check_queries
 from .pairs import free_memory, half_self_values, tile_values
 
 CELLS_OF_A_TILE = 1 << 33

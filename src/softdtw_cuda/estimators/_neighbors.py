@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from .._distances import DistanceFunction
+from .._options import check_count
 from .._series import Array
-from .._validation import check_count
 from ..neighbours import softdtw_knn
 from ._input import SeriesEstimator, SeriesSet, as_target, fit_classes, in_classes
 
