@@ -221,7 +221,7 @@ def pair_values(
     if problem.fused:  # embedded once, not for every pair
         problem = with_embedding(problem)
         part = count if whole else pairs_at_a_time(problem, records, limit)
-        return _autograd.pair_values(problem, count, part, pairs_of)
+        return _autograd.values_in_parts(problem, count, part, pairs_of)
     part = count if whole else pairs_at_a_time(problem, records, limit)
 
     def part_values(x: Tensor, y: Tensor, start: int) -> Tensor:
