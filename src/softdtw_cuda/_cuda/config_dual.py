@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from . import config
-from .config import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES, Device
+from .config import Device
+from .kernel import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES
 
 KINDS = {"tangents": 0, "matrix": 1, "features": 2, "position": 3}
 """The kernels' KIND: what Omega is."""

@@ -15,8 +15,8 @@ from .. import _reference
 from .._problem import Direction, Problem
 from .._torch_compat import materialized
 from . import launch
-from .config import BACKWARD, FORWARD
 from .config_dual import DualKernel, DualLayout, dual_kernel, layout_of, start_lag_of
+from .kernel import BACKWARD, FORWARD
 from .params import DualParams
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from .._problem import Problem
 from .._torch_compat import materialized
 from . import config
-from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, TILE, Kernel, Layout, Plan
+from .config import TILE, Layout, Plan
 from .driver import Gpu
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, MATRIX, RERUN, Kernel
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
@@ -307,7 +308,7 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     x, y, _, call, params = inputs
     device, plan = x.device, call.plan
     # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
-    stores_all = y is not None or plan.main.source == config.MATRIX
+    stores_all = y is not None or plan.main.source == MATRIX
     is_dense = stores_all and problem.pairs is problem.x_lengths is problem.y_lengths is None
     new = gpu.empty if is_dense else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
