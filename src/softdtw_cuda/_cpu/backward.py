@@ -22,15 +22,16 @@ from softdtw_cuda._cpu.arguments import (
     Series,
     Tiles,
 )
+from softdtw_cuda._cpu.atomics import atomic_next
 from softdtw_cuda._cpu.compile import jit, kernel
 from softdtw_cuda._cpu.costs import pack_tile, tile_costs
 from softdtw_cuda._cpu.forward import saved_boundary, value_of
 from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
-from softdtw_cuda._cpu.intrinsics import atomic_next, lanes_of, vload, vselect, vsplat, vstore
 from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
 from softdtw_cuda._cpu.sweep import sweep
+from softdtw_cuda._cpu.vectors import lanes_of, vload, vselect, vsplat, vstore
 from softdtw_cuda._cpu.walk import scale_of, walk
 
 

@@ -11,7 +11,7 @@ import math
 from softdtw_cuda._cpu.arguments import Array, Place, Scratch, Series, Tile
 from softdtw_cuda._cpu.compile import jit
 from softdtw_cuda._cpu.geometry import row_range, vectors_of
-from softdtw_cuda._cpu.intrinsics import (
+from softdtw_cuda._cpu.vectors import (
     lanes_of,
     transpose,
     vbroadcast,

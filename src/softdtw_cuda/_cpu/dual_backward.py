@@ -34,9 +34,9 @@ from softdtw_cuda._cpu.dual_walk import dual_walk
 from softdtw_cuda._cpu.forward import saved_boundary
 from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
-from softdtw_cuda._cpu.intrinsics import lanes_of
 from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
+from softdtw_cuda._cpu.vectors import lanes_of
 from softdtw_cuda._cpu.walk import scale_of
 
 

@@ -11,7 +11,7 @@ from softdtw_cuda._cpu.arguments import FEATURES, MATRIX, TANGENTS, Array, Omega
 from softdtw_cuda._cpu.compile import jit
 from softdtw_cuda._cpu.costs import copy_rows, distance_rows
 from softdtw_cuda._cpu.geometry import row_range, vectors_of
-from softdtw_cuda._cpu.intrinsics import lanes_of, vbroadcast, vfma, vload, vsplat, vstore
+from softdtw_cuda._cpu.vectors import lanes_of, vbroadcast, vfma, vload, vsplat, vstore
 
 
 @jit

@@ -26,9 +26,9 @@ from softdtw_cuda._cpu.dual_costs import tile_direction
 from softdtw_cuda._cpu.dual_walk import dual_walk, staircase_of
 from softdtw_cuda._cpu.forward import clear_rest_of_edges, overwritten_boundary, saved_boundary
 from softdtw_cuda._cpu.geometry import grid_of, part_in_band, tile_in_band
-from softdtw_cuda._cpu.intrinsics import lanes_of
 from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from softdtw_cuda._cpu.shear import shear
+from softdtw_cuda._cpu.vectors import lanes_of
 from softdtw_cuda._cpu.walk import scale_of
 
 

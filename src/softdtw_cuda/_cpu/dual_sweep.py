@@ -10,7 +10,7 @@ from __future__ import annotations
 from softdtw_cuda._cpu.arguments import Array, Border, Directions, DualShares, Tile
 from softdtw_cuda._cpu.compile import jit
 from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.intrinsics import (
+from softdtw_cuda._cpu.vectors import (
     lanes_of,
     vbroadcast,
     vfma,

@@ -22,9 +22,10 @@ from softdtw_cuda._cpu.arguments import (
 from softdtw_cuda._cpu.compile import jit, kernel
 from softdtw_cuda._cpu.costs import pack_tile, tile_costs
 from softdtw_cuda._cpu.geometry import grid_of, part_in_band, saved_slot, tile_in_band
-from softdtw_cuda._cpu.intrinsics import lanes_of, zero_exponent
+from softdtw_cuda._cpu.scaled_floats import zero_exponent
 from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from softdtw_cuda._cpu.shear import shear
+from softdtw_cuda._cpu.vectors import lanes_of
 from softdtw_cuda._cpu.walk import scale_of, walk
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from softdtw_cuda._cpu.arguments import UNBANDED, Array, Series, Tiles
 from softdtw_cuda._cpu.config import saved_columns, tile_edge, tile_radius
-from softdtw_cuda._cpu.intrinsics import VECTOR_BYTES
+from softdtw_cuda._cpu.vectors import VECTOR_BYTES
 from softdtw_cuda._problem import Problem
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from softdtw_cuda._cpu.arguments import Array, Tile
 from softdtw_cuda._cpu.compile import jit
 from softdtw_cuda._cpu.geometry import vector_rows, vectors_of
-from softdtw_cuda._cpu.intrinsics import lanes_of, shear_down, shear_up, vsplat, vstore
+from softdtw_cuda._cpu.vectors import lanes_of, shear_down, shear_up, vsplat, vstore
 
 
 @jit

@@ -12,23 +12,25 @@ import numpy as np
 from softdtw_cuda._cpu.arguments import Array, Boundary, Directions, Edges, Scale, Tile
 from softdtw_cuda._cpu.compile import jit
 from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.intrinsics import (
-    lanes_of,
-    vbroadcast,
+from softdtw_cuda._cpu.scaled_floats import (
     vdivide_by_power,
     vdown,
     vexp2,
     vexponent,
+    vround,
+    vround_to_int,
+    zero_exponent,
+)
+from softdtw_cuda._cpu.vectors import (
+    lanes_of,
+    vbroadcast,
     vfma,
     vfrom_below,
     vload,
     vmin,
-    vround,
-    vround_to_int,
     vselect,
     vsplat,
     vstore,
-    zero_exponent,
 )
 
 
