@@ -89,6 +89,12 @@ class Problem(NamedTuple):
         """Of the gradients, one per pair, of `side`; those of a series in several pairs are to be summed."""
         return side.dtype if self.pairs is None and side.shape[0] == self.batch else self.value_dtype
 
+    def as_gradient(self, gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
+        """Gradients, one per pair, of `side` in their type; `no_gradient` where they are not needed."""
+        if side is None or not needed:
+            return self.no_gradient()
+        return gradient.to(self.gradient_dtype(side))
+
     def gathered(self) -> Problem:
         """The same pairs with a copy of each pair's own series."""
         if self.pairs is None:

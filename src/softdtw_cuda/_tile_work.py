@@ -117,10 +117,7 @@ def _check_agreement(job: dict[str, object]) -> None:
 
 
 def _computed(
-    work: Work,
-    todo: Sequence[int],
-    consume: Callable[[int, tuple[Tensor, ...]], None],
-    progress: bool,
+    work: Work, todo: Sequence[int], consume: Callable[[int, tuple[Tensor, ...]], None], progress: bool
 ) -> None:
     """Compute tiles; a thread consumes the values of one while the next is computed.
 

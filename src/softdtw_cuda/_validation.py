@@ -221,11 +221,7 @@ def check_series(
 
 
 def check_cost(
-    cost: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    x_lengths: Lengths | None,
-    y_lengths: Lengths | None,
+    cost: Tensor, gamma: float, bandwidth: int | None, x_lengths: Lengths | None, y_lengths: Lengths | None
 ) -> tuple[Problem, bool]:
     """The problem of cost matrices, and whether they came batched."""
     gamma = check_gamma(gamma)

@@ -166,13 +166,7 @@ def knn(
         rows = _check_side("queries", queries, query_lengths, place)
         columns = rows if database is None else _check_side("database", database, database_lengths, place)
         options, value_dtype = _check_options(
-            rows,
-            None if database is None else columns,
-            database_lengths,
-            gamma,
-            bandwidth,
-            normalize,
-            dist,
+            rows, None if database is None else columns, database_lengths, gamma, bandwidth, normalize, dist
         )
         k = check_neighbours(k, len(columns.lengths), exclude_self)
         if out is not None and (isinstance(out, (str, os.PathLike)) or len(out) != 2):

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from softdtw_cuda._cpu.vectors import element_pointer, emit
+from .vectors import element_pointer, emit
 
 
 @emit

@@ -7,19 +7,10 @@ of eq. (15): what one predecessor gains another loses, to the last bit.
 
 from __future__ import annotations
 
-from softdtw_cuda._cpu.arguments import Array, Border, Directions, DualShares, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.vectors import (
-    lanes_of,
-    vbroadcast,
-    vfma,
-    vfrom_above,
-    vload,
-    vselect,
-    vsplat,
-    vstore,
-)
+from .arguments import Array, Border, Directions, DualShares, Tile
+from .compile import jit
+from .geometry import diagonal_range, first_diagonal
+from .vectors import lanes_of, vbroadcast, vfma, vfrom_above, vload, vselect, vsplat, vstore
 
 
 @jit

@@ -10,15 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from softdtw_cuda._cpu.vectors import (
-    VectorType,
-    constant,
-    emit,
-    float_twin,
-    fmuladd,
-    integer_twin,
-    llvm_vector,
-)
+from .vectors import VectorType, constant, emit, float_twin, fmuladd, integer_twin, llvm_vector
 
 
 class _Format:

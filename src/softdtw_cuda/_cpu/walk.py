@@ -9,29 +9,11 @@ import math
 
 import numpy as np
 
-from softdtw_cuda._cpu.arguments import Array, Boundary, Directions, Edges, Scale, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.scaled_floats import (
-    vdivide_by_power,
-    vdown,
-    vexp2,
-    vexponent,
-    vround,
-    vround_to_int,
-    zero_exponent,
-)
-from softdtw_cuda._cpu.vectors import (
-    lanes_of,
-    vbroadcast,
-    vfma,
-    vfrom_below,
-    vload,
-    vmin,
-    vselect,
-    vsplat,
-    vstore,
-)
+from .arguments import Array, Boundary, Directions, Edges, Scale, Tile
+from .compile import jit
+from .geometry import diagonal_range, first_diagonal
+from .scaled_floats import vdivide_by_power, vdown, vexp2, vexponent, vround, vround_to_int, zero_exponent
+from .vectors import lanes_of, vbroadcast, vfma, vfrom_below, vload, vmin, vselect, vsplat, vstore
 
 
 @jit
