@@ -131,8 +131,8 @@ def check_metric(dist: str | DistanceFunction) -> Metric:
     )
 
 
-def check_fused(fused: bool | None, metric: Metric, device_type: str | None) -> bool:
-    """Whether to take the fused path of a kind of device, None for whatever there is.
+def check_fused(fused: bool | None, metric: Metric, x: Tensor | None) -> bool:
+    """Whether to take the fused path for series x, None where there are none yet.
 
     An explicit True that cannot be had is an error.
     """
@@ -145,7 +145,7 @@ def check_fused(fused: bool | None, metric: Metric, device_type: str | None) -> 
             f"fused=True is only possible for dist='sqeuclidean' and 'cosine', got dist={metric.name!r}; "
             "pass fused=None or fused=False to materialise the cost matrix."
         )
-    missing = None if device_type is None else kernel_missing(device_type)
+    missing = None if x is None else kernel_missing(x.device.type)
     if missing is not None:
         raise RuntimeError(f"fused=True is not possible here: {missing}; pass fused=None or fused=False.")
     return True

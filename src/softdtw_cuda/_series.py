@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ._lengths import Lengths
 from ._migration import explains_arguments
 from ._options import check_count
-from ._validation import check_set
+from ._validation import check_all_pairs
 
 Array = np.ndarray[Any, Any]
 Series = Tensor | Array | Sequence[Tensor] | Sequence[Array]
@@ -121,7 +121,7 @@ def gamma_heuristic(
     """
     batch, lengths = as_batch("X", X, lengths)
     n_samples, seed = check_count("n_samples", n_samples, least=2), check_count("seed", seed, least=0)
-    problem = check_set(batch, lengths)
+    problem = check_all_pairs(batch, None, 1.0, None, "sqeuclidean", None, lengths, None, ("X", "X"))
     series = problem.x.detach()
     count, size, _ = series.shape
     each = (

@@ -213,7 +213,7 @@ def check_series(
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
     x, y, batched = _check_pair(x, y)
-    use_fused = check_fused(fused, metric, x.device.type)
+    use_fused = check_fused(fused, metric, x)
     problem = Problem(x, y, None, None, gamma, radius, metric=metric, fused=use_fused)
     if x_lengths is None and y_lengths is None and radius < 0:
         return problem, batched
@@ -243,6 +243,16 @@ def check_cost(
     return _with_lengths(problem, x_lengths, y_lengths, batched), batched
 
 
+LENGTHS_OF = {
+    "x": "x_lengths",
+    "y": "y_lengths",
+    "queries": "query_lengths",
+    "database": "database_lengths",
+    "barycenter": "length",
+    "X": "lengths",
+}
+
+
 def check_all_pairs(
     x: Tensor,
     y: Tensor | None,
@@ -252,8 +262,16 @@ def check_all_pairs(
     fused: bool | None,
     x_lengths: Lengths | None,
     y_lengths: Lengths | None,
+    names: tuple[str, str] = ("x", "y"),
+    streamed: bool = False,
 ) -> Problem:
-    """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,)."""
+    """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,).
+
+    Args:
+        y: None compares x with itself.
+        names: those of the arguments.
+        streamed: y is on another device, and checked already.
+    """
     if y is None:
         if y_lengths is not None:
             raise ValueError(
@@ -261,12 +279,24 @@ def check_all_pairs(
                 "enough."
             )
         y, y_lengths = x, x_lengths
-    return _check_sets(x, y, gamma, bandwidth, dist, fused, (x_lengths, y_lengths), ("x", "y"))
-
-
-def check_set(X: Tensor, lengths: Lengths | None) -> Problem:
-    """The problem of all pairs of a set X (K, N, D)."""
-    return _check_sets(X, X, 1.0, None, "sqeuclidean", None, (lengths, lengths), ("X", "X"))
+    gamma = check_gamma(gamma)
+    radius = check_bandwidth(bandwidth)
+    metric = check_metric(dist)
+    if not streamed:
+        x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
+    use_fused = check_fused(fused, metric, x)
+    checked = [
+        check_lengths(given, LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
+        for side, given, name in zip((x, y), (x_lengths, y_lengths), names, strict=True)
+    ]
+    (x_rows, x_host), (y_rows, y_host) = checked
+    check_band_of_all_pairs(
+        radius,
+        x_host if x_rows is not None else [x.shape[1]],
+        y_host if y_rows is not None else [y.shape[1]],
+        names,
+    )
+    return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
 
 
 def check_queries(
@@ -283,68 +313,13 @@ def check_queries(
 
     For queries on a GPU the database may be on the CPU, and stays there as y; lengths are on the GPU.
     """
-    names, lengths = ("queries", "database"), (query_lengths, database_lengths)
-    streamed = isinstance(database, Tensor) and database.device.type == "cpu" and database.dim() > 0
-    if streamed and isinstance(queries, Tensor) and queries.device.type == "cuda":
+    names = ("queries", "database")
+    on_host = isinstance(database, Tensor) and database.device.type == "cpu" and database.dim() > 0
+    streamed = on_host and isinstance(queries, Tensor) and queries.device.type == "cuda"
+    if streamed:
         _check_pair(queries, database[:0].to(queries.device), True, names)
-        options = (gamma, bandwidth, dist, fused)
-        return _check_sets(queries, database, *options, lengths, names, streamed=True)
-    return _check_sets(queries, database, gamma, bandwidth, dist, fused, lengths, names)
-
-
-def check_averages(
-    averages: Tensor,
-    X: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    dist: str | DistanceFunction,
-    fused: bool | None,
-    lengths: Lengths | None,
-) -> Problem:
-    """The problem of averages (k, L, D) with the series X (K, N, D) that they are of."""
-    return _check_sets(averages, X, gamma, bandwidth, dist, fused, (None, lengths), ("barycenter", "X"))
-
-
-LENGTHS_OF = {
-    "x": "x_lengths",
-    "y": "y_lengths",
-    "queries": "query_lengths",
-    "database": "database_lengths",
-    "barycenter": "length",
-    "X": "lengths",
-}
-
-
-def _check_sets(
-    x: Tensor,
-    y: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    dist: str | DistanceFunction,
-    fused: bool | None,
-    lengths: tuple[Lengths | None, Lengths | None],
-    names: tuple[str, str],
-    streamed: bool = False,
-) -> Problem:
-    """The problem of all pairs of two sets; a `streamed` y is on another device, and checked already."""
-    gamma = check_gamma(gamma)
-    radius = check_bandwidth(bandwidth)
-    metric = check_metric(dist)
-    if not streamed:
-        x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
-    use_fused = check_fused(fused, metric, x.device.type)
-    checked = [
-        check_lengths(given, LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
-        for side, given, name in zip((x, y), lengths, names, strict=True)
-    ]
-    (x_rows, x_host), (y_rows, y_host) = checked
-    check_band_of_all_pairs(
-        radius,
-        x_host if x_rows is not None else [x.shape[1]],
-        y_host if y_rows is not None else [y.shape[1]],
-        names,
-    )
-    return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
+    options, lengths = (gamma, bandwidth, dist, fused), (query_lengths, database_lengths)
+    return check_all_pairs(queries, database, *options, *lengths, names, streamed)
 
 
 def check_pairs(

@@ -19,7 +19,7 @@ from ._lengths import Lengths
 from ._migration import explains_arguments
 from ._options import check_count, check_flag, check_gamma, check_real
 from ._processes import ALONE, Processes
-from ._validation import check_averages
+from ._validation import check_all_pairs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -368,7 +368,9 @@ def averages(
                 f"{count}; relabel the series, or pass init, which empty clusters keep."
             )
         z = _start(init, length, series, host_lengths, given, clusters)
-        problem = check_averages(z, series, gamma, bandwidth, dist, fused, host_lengths)
+        problem = check_all_pairs(
+            z, series, gamma, bandwidth, dist, fused, None, host_lengths, ("barycenter", "X")
+        )
         with torch.enable_grad():
             objective = BarycenterLoss(problem, clusters, divergence, processes)
             descent: _descent.Optimizer

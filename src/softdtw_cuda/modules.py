@@ -63,7 +63,7 @@ class SoftDTW(nn.Module):
         super().__init__()
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
-        check_fused(fused, check_metric(dist), device_type=None)
+        check_fused(fused, check_metric(dist), x=None)
         _check_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth
