@@ -832,6 +832,16 @@ def test_tutorials_are_pages(site: Path) -> None:
         assert (site / "tutorials" / path.name).is_file()
 
 
+def test_the_changelog_has_every_public_name() -> None:
+    pytest.importorskip("sklearn")
+    from softdtw_cuda import distributed, estimators, plot
+
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for module in (softdtw_cuda, distributed, estimators, plot):
+        for name in module.__all__:
+            assert re.search(rf"`{name}\b", changelog), name
+
+
 def test_the_citation_has_the_version() -> None:
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {softdtw_cuda.__version__}\n" in text

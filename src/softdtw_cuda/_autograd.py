@@ -428,13 +428,13 @@ class _PairValues(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, of: PairRange
+        ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, pairs_of: PairRange
     ) -> Tensor:
         ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
         ctx.options = problem.gamma, problem.bandwidth
-        ctx.parts = count, part, of
+        ctx.parts = count, part, pairs_of
         values = [
-            _backends.forward(problem._replace(pairs=of(start, min(start + part, count))))[0]
+            _backends.forward(problem._replace(pairs=pairs_of(start, min(start + part, count))))[0]
             for start in range(0, count, part)
         ]
         return torch.cat(values)
@@ -443,13 +443,13 @@ class _PairValues(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, x_lengths, y_lengths = ctx.saved_tensors
         need_x, need_y = ctx.needs_input_grad[:2]
-        count, part, of = ctx.parts
+        count, part, pairs_of = ctx.parts
         gamma, bandwidth = ctx.options
         problem = Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y)
         grad_x, grad_y = (x.new_zeros(side.shape, dtype=problem.value_dtype) for side in (x, y))
         for start in range(0, count, part):
             stop = min(start + part, count)
-            pairs = of(start, stop)
+            pairs = pairs_of(start, stop)
             listed = problem._replace(pairs=pairs)
             value, state = _backends.forward(listed)
             per_pair_x, per_pair_y = gradients(listed, grad[start:stop], value, state)
@@ -463,17 +463,17 @@ class _PairValues(torch.autograd.Function):
         return first, second, None, None, None, None
 
 
-def values_in_parts(problem: Problem, count: int, part: int, of: PairRange) -> Tensor:
-    """(count,) values of a fused problem without `pairs`: those of its series that `of` names.
+def values_in_parts(problem: Problem, count: int, part: int, pairs_of: PairRange) -> Tensor:
+    """(count,) values of a fused problem without `pairs`: those of its series that `pairs_of` names.
 
     Args:
         part: pairs that are computed together. Fewer than `count` of them are computed again for the
             gradient, so that no more than a part's state is ever kept.
-        of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
+        pairs_of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
     """
     if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or want tangents
-        return _apply_value(problem._replace(pairs=of(0, count)))[0]
-    result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, of)
+        return _apply_value(problem._replace(pairs=pairs_of(0, count)))[0]
+    result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, pairs_of)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from ._torch_compat import WHOLE, in_graph
+from ._torch_compat import ALLOWED_IN_GRAPH, in_graph
 
 _MIGRATION = {
     "use_cuda": "leave it out: the tensors' device decides",
@@ -36,13 +36,13 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
     A former name is taken for the present one, with a warning.
     """
     is_method = "self" in inspect.signature(function).parameters
-    whole = "" if is_method else in_graph(function)
+    graph_name = "" if is_method else in_graph(function)
 
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if whole and torch.compiler.is_compiling():
-                result: R = getattr(WHOLE, whole)(*args, **kwargs)
+            if graph_name and torch.compiler.is_compiling():
+                result: R = getattr(ALLOWED_IN_GRAPH, graph_name)(*args, **kwargs)
                 return result
             return function(*args, **kwargs)
         except TypeError as error:
