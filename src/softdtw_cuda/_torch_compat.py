@@ -40,7 +40,7 @@ ALLOWED_IN_GRAPH = _AllowedInGraph("softdtw_cuda functions that torch.compile ta
 
 
 def in_graph(function: Callable[..., Any]) -> str:
-    """The name under which ALLOWED_IN_GRAPH has a function, for torch.compile; empty where Dynamo traces the function.
+    """The name of a function in ALLOWED_IN_GRAPH, for torch.compile; empty where Dynamo traces the function.
 
     The next stage of the compiler, AOTAutograd, traces a function put in as a whole, to the same operators.
     Such a function takes tensors, numbers and strings: with a callable `dist` torch.compile raises.
