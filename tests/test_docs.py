@@ -703,18 +703,18 @@ def test_equations_cited_by_the_code_exist() -> None:
 
 def test_reference_has_every_public_name(site: Path) -> None:
     pytest.importorskip("sklearn")
-    from softdtw_cuda import estimators, plot
+    from softdtw_cuda import distributed, estimators, plot
 
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     for name in softdtw_cuda.__all__:
         assert f'id="softdtw_cuda.{name}"' in text
-    for module in (plot, estimators):
+    for module in (plot, estimators, distributed):
         for name in module.__all__:
             assert f'id="{module.__name__}.{name}"' in text
     assert ":func:" not in text
     assert ":class:" not in text
     for found in re.finditer(r"Returns:</span>.*?\u2013", text, re.DOTALL):  # a colon would be parsed
-        assert re.search(r"Tensor|Axes|float", re.sub(r"<[^>]+>", "", found[0])), found[0]
+        assert re.search(r"Tensor|Axes|float|Any", re.sub(r"<[^>]+>", "", found[0])), found[0]
     assert "<blockquote" not in text  # a section that the parser does not have, such as "Example:"
     assert "&gt;&gt;&gt;" in text
     for alias in ("Lengths", "DistanceFunction", "Reduction", "Optimizer", "StopReason"):

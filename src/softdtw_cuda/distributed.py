@@ -68,7 +68,7 @@ def cdist(
         progress: process 0 shows a progress bar of its share.
 
     Returns:
-        (K, L) values: a tensor on the device of x, or an array, as x came; with `out` a memory map of it.
+        (K, L) values, as a tensor on the device of x or an array, as x came; with `out` a memory map of it.
 
     Raises:
         TypeError, ValueError: as :func:`softdtw_cuda.softdtw_cdist`.
@@ -145,14 +145,16 @@ def knn(
         query_lengths, database_lengths: (Q,) and (K,) true lengths of padded series.
         exclude_self: leave out series i of the database among the neighbours of query i.
         out: two .npy files, for values and for indices. What is not finished is NaN and -1.
-        gamma, bandwidth, normalize, dist, device, overwrite, progress: as in :func:`cdist`.
+        gamma, bandwidth, normalize, dist: as in :func:`softdtw_cuda.distributed.cdist`.
+        device, overwrite, progress: as there.
 
     Returns:
         values (Q, k), ascending, and indices (Q, k) into the database, as in
         :func:`softdtw_cuda.softdtw_knn`; with `out` memory maps of those files.
 
     Raises:
-        TypeError, ValueError, FileExistsError, OSError, ProcessFailed: as :func:`cdist`.
+        TypeError, ValueError: as :func:`softdtw_cuda.distributed.cdist`.
+        FileExistsError, OSError, ProcessFailed: likewise.
 
     Examples:
         >>> values, indices = knn(torch.randn(5, 50, 3), torch.randn(100, 60, 3), 3, gamma=0.1)
