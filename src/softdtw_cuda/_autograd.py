@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
-from ._problem import Direction, Problem
+from ._problem import OPERANDS, Direction, Problem, problem_and_direction
 from ._torch_compat import (
     asked_gradients,
     holds_mapped_grad,
@@ -255,7 +255,7 @@ def expected_jvp(ctx: Any, *tangents: Any) -> Any:
 
 def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the derivative wrt a direction needs, in which the results are linear."""
-    problem, direction = Problem(*inputs[3:-5]), Direction(*inputs[-5:])
+    problem, direction = problem_and_direction(inputs[3:])
     is_change = direction.kind == ("matrix" if problem.y is None else "tangents")
     ctx.linear = is_change and not (direction.need_a or direction.need_b)
     ctx.tensors = [isinstance(each, Tensor) for each in inputs]
@@ -306,11 +306,22 @@ def _scale(per_pair: Tensor, grad: Tensor) -> Tensor:
     return torch.where(per_pair == 0, per_pair, per_pair * grad[..., None, None]).to(per_pair.dtype)
 
 
-def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tensor, *fields: Any) -> Any:
-    """Several gradients of the same values: each is a multiple of one."""
-    per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
-    sides = tuple(_scale(side, grad.movedim(dim, 0)) for side in per_pair)
-    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+def _map_gradients(function: Any, size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
+    """vmap of `_Gradient`, or of `_ExpectedGradient`, whose inputs end with a Direction."""
+    grad_dim, value_dim, _, *dims = in_dims
+    grad, value, state, *fields = inputs
+    if all(dim is None for dim in dims):  # several gradients of the same values: each is a multiple of one
+        per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
+        sides = tuple(_scale(side, grad.movedim(grad_dim, 0)) for side in per_pair)
+        return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+    folded, batch = fold_problem(size, tuple(dims[:OPERANDS]), Problem(*fields[:OPERANDS]))
+    operands = folded.operands
+    if len(fields) > OPERANDS:
+        direction = Direction(*fields[OPERANDS:])
+        operands += fold_direction(size, tuple(dims[-4:-2]), batch, direction)
+    grad = fold_numbers(size, grad_dim, batch, grad)
+    value = fold_numbers(size, value_dim, batch, value)
+    return unfold(size, batch, _apply(function, grad, value, state, *operands))
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -351,16 +362,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        size = info.batch_size
-        grad_dim, value_dim, _, *dims = in_dims
-        grad, value, state, *fields = inputs
-        problem = Problem(*fields)
-        if all(dim is None for dim in dims):
-            return _scale_all(_Gradient, grad, grad_dim, value, state, *problem.operands)
-        folded, batch = fold_problem(size, tuple(dims), problem)
-        grad = fold_numbers(size, grad_dim, batch, grad)
-        value = fold_numbers(size, value_dim, batch, value)
-        return unfold(size, batch, _apply(_Gradient, grad, value, state, *folded.operands))
+        return _map_gradients(_Gradient, info.batch_size, in_dims, inputs)
 
 
 class _Expected(torch.autograd.Function):
@@ -372,13 +374,14 @@ class _Expected(torch.autograd.Function):
 
     @staticmethod
     def forward(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _backends.expected(Problem(*fields[:-5]), Direction(*fields[-5:]))
+        return _backends.expected(*problem_and_direction(fields))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         size = info.batch_size
-        problem, batch = fold_problem(size, in_dims[:-5], Problem(*inputs[:-5]))
-        direction = fold_direction(size, in_dims[-4:-2], batch, Direction(*inputs[-5:]))
+        problem, direction = problem_and_direction(inputs)
+        problem, batch = fold_problem(size, in_dims[:OPERANDS], problem)
+        direction = fold_direction(size, in_dims[-4:-2], batch, direction)
         dot, value, state = _apply(_Expected, *problem.operands, *direction)
         return (dot.view(size, batch), value.view(size, batch), state), (0, 0, None)
 
@@ -394,23 +397,11 @@ class _ExpectedGradient(torch.autograd.Function):
     def forward(
         grad: Tensor, value: Tensor, state: Tensor, *fields: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
-        return _backends.expected_backward(problem, direction, grad, value, state)
+        return _backends.expected_backward(*problem_and_direction(fields), grad, value, state)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        size = info.batch_size
-        grad_dim, value_dim, _, *dims = in_dims
-        grad, value, state, *fields = inputs
-        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
-        if all(dim is None for dim in dims):
-            return _scale_all(_ExpectedGradient, grad, grad_dim, value, state, *fields)
-        folded, batch = fold_problem(size, tuple(dims[:-5]), problem)
-        direction = fold_direction(size, tuple(dims[-4:-2]), batch, direction)
-        grad = fold_numbers(size, grad_dim, batch, grad)
-        value = fold_numbers(size, value_dim, batch, value)
-        per_pair = _apply(_ExpectedGradient, grad, value, state, *folded.operands, *direction)
-        return unfold(size, batch, per_pair)
+        return _map_gradients(_ExpectedGradient, info.batch_size, in_dims, inputs)
 
 
 # What to call
@@ -471,7 +462,7 @@ def values_in_parts(problem: Problem, count: int, part: int, pairs_of: PairRange
             gradient, so that no more than a part's state is ever kept.
         pairs_of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
     """
-    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or want tangents
+    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or take tangents
         return _apply_value(problem._replace(pairs=pairs_of(0, count)))[0]
     result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, pairs_of)
     return result

@@ -66,7 +66,7 @@ def check_series(
     batch = batch.detach().to(device=device, dtype=value_dtype(batch.dtype))
     if batch.is_inference():
         batch = batch.clone()
-    # The start is made with lengths the host knows; one wait for a GPU before the loop is cheap.
+    # The start is made with lengths on the host; one wait for a GPU before the loop is cheap.
     if isinstance(lengths, Tensor):
         lengths = lengths.cpu()
     _, host = check_lengths(lengths, "lengths", count, count, size, batch.device, batched=True)

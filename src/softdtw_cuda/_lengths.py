@@ -114,8 +114,8 @@ def _length_shape_error(name: str, shape: tuple[int, ...], batch: int) -> ValueE
 def check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
     """Raise where the band leaves a sample without a path.
 
-    rows and columns are the lengths of each sample; None where only the device knows them, and the kernel
-    answers NaN for a sample without a path.
+    rows and columns are the lengths of each sample; None where they are on a device and are not read: the
+    kernel gives NaN for a sample without a path.
     """
     if bandwidth < 0 or rows is None or columns is None:
         return

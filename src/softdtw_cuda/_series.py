@@ -77,16 +77,10 @@ def _as_tensor(name: str, array: Array) -> Tensor:
         return torch.from_numpy(array)
 
 
-def is_numpy(series: object) -> bool:
-    """Whether a set came as NumPy arrays, so that results go back as such."""
-    return isinstance(series, np.ndarray) or (
-        isinstance(series, (list, tuple)) and len(series) > 0 and isinstance(series[0], np.ndarray)
-    )
-
-
 def in_kind(result: Tensor, series: object, home: torch.device) -> Any:
     """A result as the `series` it belongs to came: an array, or a tensor on `home`, where they were."""
-    return result.numpy(force=True) if is_numpy(series) else result.to(home)
+    first = series[0] if isinstance(series, (list, tuple)) and len(series) > 0 else series
+    return result.numpy(force=True) if isinstance(first, np.ndarray) else result.to(home)
 
 
 def blocks_on(device: torch.device, series: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:

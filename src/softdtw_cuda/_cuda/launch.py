@@ -129,14 +129,14 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _stride(tensor: Tensor | None) -> int:
+def stride(tensor: Tensor | None) -> int:
     """Elements from one sample to the next."""
     return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
 
 
 def _are_aligned(x: Tensor, y: Tensor) -> bool:
     """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
-    return not (x.data_ptr() | y.data_ptr() | (_stride(x) | _stride(y)) * x.element_size()) % 16
+    return not (x.data_ptr() | y.data_ptr() | (stride(x) | stride(y)) * x.element_size()) % 16
 
 
 def _inputs(problem: Problem, save: bool) -> _Inputs:
@@ -196,8 +196,8 @@ def _bind_addresses(
         base + layout.range_flags,
         base + layout.progress,
         base + layout.grad_y_order,
-        _stride(x),
-        _stride(y),
+        stride(x),
+        stride(y),
     )
 
 
