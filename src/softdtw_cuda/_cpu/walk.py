@@ -34,6 +34,13 @@ def scale_of(gamma: float, path: int, floats: Array) -> Scale:
 
 
 @jit
+def share_of(term: Array, total: Array, inverse: Array, zero: Array) -> Array:
+    """Eq. (7). One Newton step: a lone path must keep all of its weight, to the last bit."""
+    share = term * inverse
+    return vfma(vfma(zero - share, total, term), inverse, share)
+
+
+@jit
 def walk(
     diagonals: Array,
     tile: Tile,
@@ -134,17 +141,10 @@ def walk(
             vstore(line_n, here + lanes + b, n)
             if keep_shares:
                 inverse = one / vselect(total < smallest, smallest, total)
-                # One Newton step each: a lone path must keep all of its weight, to the last bit.
-                term_up = up_f * scale_up
-                term_left = left_cell_f * scale_left
-                term_diagonal = diagonal_f * scale_diagonal
-                up = term_up * inverse
-                vstore(shares.up, s * pitch + b, vfma(vfma(zero - up, total, term_up), inverse, up))
-                side = term_left * inverse
-                vstore(shares.left, s * pitch + b, vfma(vfma(zero - side, total, term_left), inverse, side))
-                across = term_diagonal * inverse
-                across = vfma(vfma(zero - across, total, term_diagonal), inverse, across)
-                vstore(shares.diagonal, s * pitch + b, across)
+                at = s * pitch + b
+                vstore(shares.up, at, share_of(up_f * scale_up, total, inverse, zero))
+                vstore(shares.left, at, share_of(left_cell_f * scale_left, total, inverse, zero))
+                vstore(shares.diagonal, at, share_of(diagonal_f * scale_diagonal, total, inverse, zero))
 
         # What the next two anti-diagonals read beside the vectors just written.
         vstore(line_f, here + lanes + stop, zero)
