@@ -32,8 +32,68 @@ PAIR_WINDOW = 128
 """Columns of y that a warp which walks a whole pair has in shared memory."""
 
 
+class StripKernel:
+    """What the kernels of both orders have in common: names, and what they save of a pair."""
+
+    source: str
+    checkpoint: int
+    """Steps from one saved state of the lanes to the next."""
+
+    @property
+    def strip_rows(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def word_bytes(self) -> int:
+        """Of a cell in a strip's bottom row."""
+        raise NotImplementedError
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of a strip's lane states at a checkpoint: two anti-diagonals."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def tag(self) -> str:
+        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
+        return repr(self)
+
+    def name(self, part: str) -> str:
+        """Of one of `parts` in the source."""
+        return f"{self.source}_{part}"
+
+    def strips(self, n: int) -> int:
+        """Strips of a series of n rows."""
+        return (n + self.strip_rows - 1) // self.strip_rows
+
+    def checkpoints(self, m: int, bandwidth: int) -> int:
+        """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
+
+        The first is where the walk starts, and is not kept.
+        """
+        every = (m + self.strip_rows - 2) // self.checkpoint
+        if bandwidth < 0:
+            return every
+        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
+        return narrow
+
+    def bound_columns(self, m: int, bandwidth: int) -> int:
+        """Columns of a strip's bottom row."""
+        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
+        return columns
+
+    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Lane states of one pair."""
+        return self.strips(n) * self.checkpoints(m, bandwidth) * self.checkpoint_bytes
+
+    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
+        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
+        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
+        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+
+
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(StripKernel):
     """One compiled source with its constants."""
 
     source: str
@@ -48,11 +108,6 @@ class Kernel:
     sliced: bool = False
     fit: int = 0
     forward_blocks: int = 1
-
-    @functools.cached_property
-    def tag(self) -> str:
-        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
-        return repr(self)
 
     @property
     def wide(self) -> bool:
@@ -79,10 +134,6 @@ class Kernel:
         has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
         return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
 
-    def name(self, part: str) -> str:
-        """Of one of `parts` in the source."""
-        return f"{self.source}_{part}"
-
     def threads(self, part: str) -> int:
         """Of a block of one of `parts`."""
         if self.source != TILED:
@@ -105,6 +156,10 @@ class Kernel:
     def word_bytes(self) -> int:
         """A scaled number: fraction and exponent."""
         return 16 if self.wide else 8
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return 32 * PACKED_LANE_BYTES if self.packed else 2 * self.strip_rows * self.word_bytes
 
     def defines(self) -> dict[str, int]:
         """Macros that the sources expect."""
@@ -129,36 +184,6 @@ class Kernel:
         if self.source == UNIVARIATE_SOURCE:
             macros["PACKED"] = int(self.packed)
         return macros
-
-    def strips(self, n: int) -> int:
-        """Strips of a series of n rows."""
-        return (n + self.strip_rows - 1) // self.strip_rows
-
-    def checkpoints(self, m: int, bandwidth: int) -> int:
-        """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
-
-        The first is where the walk starts, and is not kept.
-        """
-        every = (m + self.strip_rows - 2) // self.checkpoint
-        if bandwidth < 0:
-            return every
-        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
-        return narrow
-
-    def bound_columns(self, m: int, bandwidth: int) -> int:
-        """Columns of a strip's bottom row."""
-        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
-        return columns
-
-    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Lane states of one pair: two anti-diagonals per checkpoint of each strip."""
-        each = 32 * PACKED_LANE_BYTES if self.packed else 2 * self.strip_rows * self.word_bytes
-        return self.strips(n) * self.checkpoints(m, bandwidth) * each
-
-    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
-        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
-        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
 
 
 def padded(size: int, to: int = 16) -> int:
