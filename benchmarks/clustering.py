@@ -78,7 +78,7 @@ class KMeansJob(NamedTuple):
 
 PAIRS = (500, 140)
 K_MEANS = {
-    "cpu": [KMeansJob(100, 100, 4, 5)],
+    "cpu": [KMeansJob(*PAIRS, 5, 5)],
     "cuda": [KMeansJob(300_000, 48, 10, 10), KMeansJob(115, 4000, 20, 10)],
 }
 SMALL = KMeansJob(12, 10, 2, 1)

@@ -680,17 +680,42 @@ def test_a_list_of_pairs_is_read_by_index(is_contiguous: bool) -> None:
     assert torch.equal(found[1], expected[1])
 
 
+def bounds_of_distances(x: Tensor, y: Tensor, limits: list[float]) -> Any:
+    problem = arrays_of(Problem(x, y, None, None, 1.0, -1))
+    largest, centres = np.zeros(len(limits)), np.empty(x.shape[2], np.float32)
+    largest_distance_worker(
+        problem.series, np.array(limits), np.zeros(1, np.int64), centres, largest, 1 << 40, 0
+    )
+    return largest
+
+
 def test_distance_bound_holds_and_is_not_far() -> None:
     generator = torch.Generator().manual_seed(12)
     x = torch.randn(3, 70, 8, generator=generator) + 1000
     y = torch.randn(3, 60, 8, generator=generator) + 1000
-    problem = arrays_of(Problem(x, y, None, None, 1.0, -1))
-    largest = np.zeros(3)
-    tickets, centres = np.zeros(1, np.int64), np.empty(8, np.float32)
-    largest_distance_worker(problem.series, tickets, centres, largest, 1 << 40, 0)
+    largest = bounds_of_distances(x, y, [0.0] * 3)
     true_largest = squared_distances(x.double(), y.double()).amax((1, 2)).numpy()
     assert (largest >= true_largest).all()
     assert (largest <= 4 * true_largest).all()
+
+
+@pytest.mark.parametrize("d", [1, 3, 16, 37])
+def test_series_near_each_other_need_no_closer_look(d: int) -> None:
+    """Half the limit bounds their distances; one number that is far, anywhere, is seen."""
+    x, y = torch.rand(1, 23, d), torch.rand(1, 19, d)
+    exact = bounds_of_distances(x, y, [0.0])
+    assert exact < 4 * d
+    assert bounds_of_distances(x, y, [20.0 * d]) == 10 * d
+    for side in (x, y):
+        for odd_one in (9.0, math.nan, math.inf):
+            for step in range(side.shape[1]):
+                for feature in (0, d - 1):
+                    kept = side[0, step, feature].item()
+                    side[0, step, feature] = odd_one
+                    bound = bounds_of_distances(x, y, [20.0 * d])
+                    side[0, step, feature] = kept
+                    assert bound != 10 * d
+                    assert bound >= (0 if math.isnan(odd_one) else (odd_one - 1) ** 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

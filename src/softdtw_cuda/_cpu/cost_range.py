@@ -7,7 +7,26 @@ import math
 from .arguments import Array, Series
 from .atomics import atomic_next
 from .compile import jit, kernel
-from .vectors import lanes_of, vfma, vload, vsplat, vstore, vsum
+from .vectors import lanes_of, vfma, vload, vselect, vsplat, vstore, vsum
+
+
+@jit
+def all_near(points: Array, start: int, count: int, centre: float, square: float) -> bool:
+    """Whether (number - centre)^2 is below ``square`` for all of ``count`` numbers."""
+    lanes = lanes_of(points)
+    full = start + count - count % lanes
+    middle, limit = vsplat(points, centre), vsplat(points, square)
+    near = vsplat(points, 0.0)
+    far = vsplat(points, 1.0)
+    found = near
+    for at in range(start, full, lanes):
+        difference = vload(points, at) - middle
+        found = vselect(difference * difference < limit, found, far)
+    for at in range(full, start + count):
+        difference = points[at] - centre
+        if not difference * difference < square:
+            return False
+    return vsum(found) == 0  # type: ignore[no-any-return]  # what an Array holds is Any
 
 
 @jit
@@ -33,11 +52,18 @@ def farthest(points: Array, start: int, count: int, dimensions: int, centre: Arr
 
 @kernel
 def largest_distance_worker(
-    series: Series, tickets: Array, centres: Array, largest: Array, budget: int, worker: int
+    series: Series,
+    limits: Array,
+    tickets: Array,
+    centres: Array,
+    largest: Array,
+    budget: int,
+    worker: int,
 ) -> bool:
     """A bound of each pair's distances in O((N + M) D): (max |x - c| + max |y - c|)^2 about a centre c.
 
-    NaN is passed over: it poisons the pair in any arithmetic. True (call again) after a slice of work.
+    Half of the pair's limit is bound enough where all numbers are near the first one. NaN is passed over: it
+    poisons the pair in any arithmetic. True (call again) after a slice of work.
     """
     x, y, dimensions = series.x, series.y, series.dimensions
     lanes = lanes_of(x)
@@ -50,6 +76,13 @@ def largest_distance_worker(
         x_start, y_start = series.x_offsets[pair], series.y_offsets[pair]
         rows, columns = series.x_lengths[pair], series.y_lengths[pair]
         budget -= 8 * (rows + columns) * dimensions
+        # Two numbers near the first differ by up to twice as much: D (2 r)^2 = limit / 2.
+        first, square = x[x_start], limits[pair] / (8 * dimensions)
+        if all_near(x, x_start, rows * dimensions, first, square) and all_near(
+            y, y_start, columns * dimensions, first, square
+        ):
+            largest[pair] = limits[pair] / 2
+            continue
         for d in range(dimensions):
             centres[at + d] = 0
         for i in range(rows):

@@ -40,13 +40,13 @@ def _largest_costs(arrays: Arrays, n: int) -> Array:
     return largest.reshape(arrays.pairs, blocks).max(1)
 
 
-def _largest_distances(arrays: Arrays, n: int) -> Array:
-    """A bound of each pair's squared distances."""
+def _largest_distances(arrays: Arrays, n: int, limits: Array) -> Array:
+    """A bound of each pair's squared distances, not far from the largest one if that is beyond the limit."""
     pairs, dimensions = arrays.pairs, arrays.series.dimensions
     threads = min(threads_for(16 * pairs * (n + arrays.series.columns) * dimensions), pairs)
     centres: Array = np.empty(threads * dimensions, arrays.float_type)
     largest = np.zeros(pairs)
-    arguments = (arrays.series, np.zeros(1, np.int64), centres, largest, SLICE)
+    arguments = (arrays.series, limits, np.zeros(1, np.int64), centres, largest, SLICE)
     compiled = compile_for(largest_distance_worker, arrays.dtype, (*arguments, 0))
     run(threads, lambda worker: compiled(*arguments, worker))
     return largest
@@ -54,13 +54,13 @@ def _largest_distances(arrays: Arrays, n: int) -> Array:
 
 def _needs_wide(arrays: Arrays, n: int) -> Array:
     """Which float32 samples could leave 32-bit exponents: |s| < 2^22 a cell, |n| < 2^29 a path."""
-    largest = _largest_costs(arrays, n) if arrays.series.is_cost else _largest_distances(arrays, n)
     scale = LOG2_E / arrays.series.gamma
-    with np.errstate(over="ignore"):
-        steps = largest * scale
+    if not scale < 2.0**127:  # no float32: it would make NaN of a cost of zero
+        return np.ones(arrays.pairs, np.bool_)
     path = arrays.series.x_lengths + arrays.series.y_lengths
-    # A scale that is no float32 makes NaN of a cost of zero.
-    wide: Array = ~((steps < 2.0**22) & (steps * path < 2.0**29) & (scale < 2.0**127))
+    limits = np.minimum(2.0**22, 2.0**29 / np.maximum(path, 1)) / scale
+    largest = _largest_costs(arrays, n) if arrays.series.is_cost else _largest_distances(arrays, n, limits)
+    wide: Array = ~(largest < limits)
     return wide
 
 
