@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda import BarycenterInfo, softdtw_barycenter
+from softdtw_cuda._barycenter_loss import BarycenterLoss, Divergence
 from softdtw_cuda._descent import Points
-from softdtw_cuda.barycenters import Divergence, Optimizer, _Objective
+from softdtw_cuda.barycenters import Optimizer
 
 GAMMAS = (0.01, 0.1, 1.0, 10.0)
 MAX_ITER = 500
@@ -60,13 +61,15 @@ SETS: dict[str, Callable[[], Tensor]] = {"cylinders": cylinders, "sines": sines,
 def counted() -> Iterator[dict[str, int]]:
     """Counts evaluations and Hessian-vector products."""
     counts = {"evaluations": 0, "products": 0}
-    evaluate, hessians = _Objective.evaluate, _Objective.hessians
+    evaluate, hessians = BarycenterLoss.evaluate, BarycenterLoss.hessians
 
-    def counting_evaluate(self: _Objective, points: Tensor, which: list[bool]) -> Points:
+    def counting_evaluate(self: BarycenterLoss, points: Tensor, which: list[bool]) -> Points:
         counts["evaluations"] += 1
         return evaluate(self, points, which)
 
-    def counting_hessians(self: _Objective, points: Tensor, which: list[bool]) -> Callable[[Tensor], Tensor]:
+    def counting_hessians(
+        self: BarycenterLoss, points: Tensor, which: list[bool]
+    ) -> Callable[[Tensor], Tensor]:
         product = hessians(self, points, which)
 
         def counting_product(vectors: Tensor) -> Tensor:
@@ -75,11 +78,11 @@ def counted() -> Iterator[dict[str, int]]:
 
         return counting_product
 
-    _Objective.evaluate, _Objective.hessians = counting_evaluate, counting_hessians  # type: ignore[method-assign]
+    BarycenterLoss.evaluate, BarycenterLoss.hessians = counting_evaluate, counting_hessians  # type: ignore[method-assign]
     try:
         yield counts
     finally:
-        _Objective.evaluate, _Objective.hessians = evaluate, hessians  # type: ignore[method-assign]
+        BarycenterLoss.evaluate, BarycenterLoss.hessians = evaluate, hessians  # type: ignore[method-assign]
 
 
 def measure(

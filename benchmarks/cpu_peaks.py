@@ -1,6 +1,6 @@
 """What a CPU can do at most, by simple loops: arithmetic on vectors in registers, and copies of memory.
 
-The vectors are those of the kernels (`softdtw_cuda._cpu.intrinsics`), in float32. Each figure is the best of
+The vectors are those of the kernels (`softdtw_cuda._cpu.vectors`), in float32. Each figure is the best of
 several runs, with a thread on every core that torch uses.
 """
 
@@ -17,8 +17,8 @@ import numba
 import numpy as np
 import torch
 
-from softdtw_cuda._cpu.intrinsics import VECTOR_BYTES, lanes_of, vfma, vload, vsplat, vstore
 from softdtw_cuda._cpu.threads import run
+from softdtw_cuda._cpu.vectors import VECTOR_BYTES, lanes_of, vfma, vload, vsplat, vstore
 
 LANES = VECTOR_BYTES // 4
 CHAINS = 10

@@ -101,6 +101,7 @@ def _equation(tex: str) -> str:
 
 def _link(name: str) -> str:
     """A link within the API page, the only one that shows docstrings."""
-    short = name.split(".")[-1]
-    module = "softdtw_cuda.plot" if short == "AlignmentAxes" or short.startswith("plot_") else "softdtw_cuda"
+    module, _, short = name.rpartition(".")
+    if not module:
+        module = "softdtw_cuda.plot" if short.startswith("plot_") else "softdtw_cuda"
     return f'<a href="#{module}.{short}"><code>{short}</code></a>'

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from softdtw_cuda import distributed
+from softdtw_cuda import _tile_work, distributed
 from softdtw_cuda.__main__ import main
 
 LIMIT = 60.0
@@ -34,7 +34,7 @@ def start(rank: int, processes: int, arguments: list[str], store: str) -> int:
     status = 70
     try:
         torch.set_num_threads(1)
-        distributed.SECONDS_BETWEEN_FLUSHES = 0.0  # more moments to be killed at
+        _tile_work.SECONDS_BETWEEN_FLUSHES = 0.0  # more moments to be killed at
         if processes > 1:
             torch.distributed.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=rank, world_size=processes

@@ -13,8 +13,8 @@ import torch
 
 from softdtw_cuda import (
     BarycenterInfo,
+    _barycenter_loss,
     _descent,
-    barycenters,
     softdtw,
     softdtw_barycenter,
     softdtw_barycenters,
@@ -225,7 +225,7 @@ def test_fused_is_passed_on(device: str, fused: bool, monkeypatch: pytest.Monkey
         asked.append(problem.fused)
         return pair_values(problem, *arguments)
 
-    monkeypatch.setattr(barycenters, "pair_values", watched)
+    monkeypatch.setattr(_barycenter_loss, "pair_values", watched)
     z = softdtw_barycenter(X, gamma=0.1, max_iter=10, fused=fused)
     assert set(asked) == {fused}
     torch.testing.assert_close(z, expected, rtol=1e-3, atol=1e-3)
@@ -445,7 +445,7 @@ class TestClusters:
             asked.append(count)
             return pair_values(problem, count, *arguments)
 
-        monkeypatch.setattr(barycenters, "pair_values", watched)
+        monkeypatch.setattr(_barycenter_loss, "pair_values", watched)
         # The start of cluster 1 is at its minimum already.
         minimum = softdtw_barycenter(X[3:], gamma=0.1, optimizer="lbfgs", early_stopping=False)
         asked.clear()
@@ -472,7 +472,7 @@ class TestClusters:
         options: dict[str, Any] = {"gamma": 0.1, "optimizer": "newton-cg", "max_iter": 5}
         expected = softdtw_barycenters(X, labels, **options)
         for size in (1, 2, 3):
-            monkeypatch.setattr(barycenters, "SERIES_OF_A_GROUP", size)
+            monkeypatch.setattr(_barycenter_loss, "SERIES_OF_A_GROUP", size)
             torch.testing.assert_close(softdtw_barycenters(X, labels, **options), expected)
 
     @OPTIMIZERS

@@ -21,7 +21,7 @@ from softdtw_cuda import _reference
 
 numba = pytest.importorskip("numba")
 from softdtw_cuda._cpu import compile as compiling  # noqa: E402  (they need numba)
-from softdtw_cuda._cpu import config, intrinsics, launch, scratch  # noqa: E402
+from softdtw_cuda._cpu import config, launch, scaled_floats, scratch, vectors  # noqa: E402
 from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
 from softdtw_cuda._cpu.arguments import UNBANDED, Tile  # noqa: E402
 from softdtw_cuda._cpu.cost_range import largest_distance_worker  # noqa: E402
@@ -581,11 +581,11 @@ def test_an_error_in_a_worker_reaches_the_caller_and_stops_the_others() -> None:
         cpu_threads.run(2, work)
 
 
-# ----------------------------------------------------------------------------------------------- intrinsics
+# -------------------------------------------------------------------------------------------------- vectors
 @numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_exp2(source: Any, target: Any) -> None:
-    for k in range(0, source.size, intrinsics.lanes_of(source)):
-        intrinsics.vstore(target, k, intrinsics.vexp2(intrinsics.vload(source, k)))
+    for k in range(0, source.size, vectors.lanes_of(source)):
+        vectors.vstore(target, k, scaled_floats.vexp2(vectors.vload(source, k)))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1.3e-7), (np.float64, 4e-16)])
@@ -599,8 +599,8 @@ def test_exp2_is_good_to_about_one_unit(dtype: type, tolerance: float) -> None:
 
 @numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_down(n: Any, m: Any, target: Any) -> None:
-    for k in range(0, target.size, intrinsics.lanes_of(target)):
-        intrinsics.vstore(target, k, intrinsics.vdown(intrinsics.vload(n, k), intrinsics.vload(m, k)))
+    for k in range(0, target.size, vectors.lanes_of(target)):
+        vectors.vstore(target, k, scaled_floats.vdown(vectors.vload(n, k), vectors.vload(m, k)))
 
 
 @pytest.mark.parametrize(
@@ -617,28 +617,28 @@ def test_powers_of_two_are_exact_and_end_in_zero(dtype: type, integer: type, cut
 
 @numba.njit  # type: ignore[untyped-decorator]  # Numba's
 def _apply_transpose(source: Any, target: Any, stride: int) -> None:
-    intrinsics.transpose(source, 0, stride, target, 0, stride)
+    vectors.transpose(source, 0, stride, target, 0, stride)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_transpose_and_shears(dtype: type) -> None:
-    lanes = intrinsics.VECTOR_BYTES // np.dtype(dtype).itemsize
+    lanes = vectors.VECTOR_BYTES // np.dtype(dtype).itemsize
     source: Any = np.random.default_rng(0).random((lanes, lanes + 3)).astype(dtype)
     target = np.zeros_like(source)
     _apply_transpose(source.ravel(), target.ravel(), lanes + 3)
     assert np.array_equal(target[:, :lanes], source[:, :lanes].T)
 
-    edge, height, vectors = 8 * lanes, 5 * lanes + 3, 7
+    edge, height, width = 8 * lanes, 5 * lanes + 3, 7 * lanes
     pitch = edge + lanes
     rows: Any = np.random.default_rng(1).random((edge + 4 * lanes, pitch)).astype(dtype)
     diagonals: Any = np.full((2 * edge + 3 * lanes, pitch), np.nan, dtype)
-    tile = Tile(edge, height, vectors * lanes, 0, UNBANDED)
+    tile = Tile(edge, height, width, 0, UNBANDED)
     shear(rows.ravel(), tile, diagonals.ravel())
-    for a, b in itertools.product(range(height), range(vectors * lanes)):
+    for a, b in itertools.product(range(height), range(width)):
         assert diagonals[a + b, b] == rows[a + lanes, b]
     back = np.full_like(rows, np.nan)
     unshear(diagonals.ravel(), tile, back.ravel())
-    inside = np.s_[lanes : lanes + height, : vectors * lanes]
+    inside = np.s_[lanes : lanes + height, :width]
     assert np.array_equal(back[inside], rows[inside])
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softdtw_cuda import _journal, _tiles, distributed, softdtw_cdist, softdtw_knn
+from softdtw_cuda import _journal, _tile_work, _tiles, distributed, softdtw_cdist, softdtw_knn
 
 MOST_PROCESSES = 4
 SMALL_TILE = 3000
@@ -193,7 +193,7 @@ class TestFiles:
         """After an error the next fsync succeeds, though what was to be written out is lost."""
         fsync = os.fsync
         failed: list[str] = []
-        monkeypatch.setattr(distributed, "SECONDS_BETWEEN_FLUSHES", 0.0)
+        monkeypatch.setattr(_tile_work, "SECONDS_BETWEEN_FLUSHES", 0.0)
 
         def failing(handle: int) -> None:
             name = os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))
@@ -377,7 +377,7 @@ def compute(rank: int, folder: str) -> None:
             continue
         meet(folder, rank, processes, str(processes))
         # With three processes a message holds two tiles or so, otherwise all tiles of a process.
-        distributed.VALUES_OF_A_MESSAGE = 12 if processes == 3 else 1 << 24
+        _tile_work.VALUES_OF_A_MESSAGE = 12 if processes == 3 else 1 << 24
         try:
             Path(f"{folder}/messages-{processes}-{rank}").write_text(str(messages_of(jobs()["knn"])))
             for number, (name, job) in enumerate(jobs().items()):
@@ -481,12 +481,12 @@ def test_the_tiles_of_a_process_are_sent_together(several: Path) -> None:
 def test_messages_have_every_tile_once_and_keep_to_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [3, 3, 5, 2, 9, 1, 1, 1]
     tiles = [_tiles.Tile(0, size, 0, 1, size) for size in sizes]
-    monkeypatch.setattr(distributed, "VALUES_OF_A_MESSAGE", 6)
+    monkeypatch.setattr(_tile_work, "VALUES_OF_A_MESSAGE", 6)
     share = range(1, len(tiles))
-    found = list(distributed._messages(share, tiles))
+    found = list(_tile_work._messages(share, tiles))
     assert [sizes[part.start : part.stop] for part in found] == [[3], [5], [2], [9], [1, 1, 1]]
     assert [tile for part in found for tile in part] == list(share)
-    assert list(distributed._messages(range(2, 2), tiles)) == []
+    assert list(_tile_work._messages(range(2, 2), tiles)) == []
 
 
 @pytest.mark.slow

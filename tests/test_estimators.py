@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import clustering
-from softdtw_cuda import _kmeans, barycenters, estimators, softdtw_cdist
+from softdtw_cuda import _barycenter_loss, _kmeans, estimators, softdtw_cdist
 from softdtw_cuda._kmeans import Distances, Options, fill_empty, spread_start, stretched
 from softdtw_cuda._processes import Processes
 from softdtw_cuda.estimators import (
@@ -465,7 +465,7 @@ def ragged_walks() -> list[np.ndarray]:
 
 def divided_fit(normalize: bool) -> list[np.ndarray]:
     """What a fit over all processes found, from two starts, with groups small enough to divide."""
-    barycenters.SERIES_OF_A_GROUP = 4
+    _barycenter_loss.SERIES_OF_A_GROUP = 4
     model = SoftDTWKMeans(
         3, n_init=2, max_iter=3, gamma=0.5, normalize=normalize, random_state=0, distributed=True
     )
@@ -491,7 +491,7 @@ def fit_process(rank: int, processes: int, folder: str) -> None:
 @pytest.mark.slow
 def test_any_number_of_processes_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, also what a process without a group finds."""
-    monkeypatch.setattr(barycenters, "SERIES_OF_A_GROUP", 4)
+    monkeypatch.setattr(_barycenter_loss, "SERIES_OF_A_GROUP", 4)
     expected = [divided_fit(normalize) for normalize in (True, False)]
     for processes in (1, 2, 3, 4):
         torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]

@@ -1,6 +1,6 @@
 """Soft-DTW for PyTorch: accurate gradients in float32, no N x M table, on CPU and CUDA."""
 
-from ._series import gamma_heuristic
+from ._gamma import gamma_heuristic
 from .barycenters import BarycenterInfo, softdtw_barycenter, softdtw_barycenters
 from .functional import (
     softdtw,

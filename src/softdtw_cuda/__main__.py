@@ -20,10 +20,10 @@ from torch.distributed.rendezvous import rendezvous
 from . import distributed
 from ._distances import METRICS
 from ._kmeans import Options, k_means
+from ._options import check_bandwidth, check_count, check_gamma, check_real
 from ._problem import value_dtype
-from ._processes import default_group
+from ._processes import ProcessFailed, default_group, in_every_process, own_device
 from ._series import Array, as_batch
-from ._validation import check_bandwidth, check_count, check_gamma, check_real
 
 DESCRIPTION = """\
 Soft-DTW between many time series that lie in .npy files (numpy.save makes them).
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         next_time = "starts again" if parsed.run is _kmeans else "goes on from here"
         print(f"softdtw_cuda: interrupted; the same command {next_time}", file=sys.stderr)
         return 130
-    except distributed.ProcessFailed:
+    except ProcessFailed:
         return 1  # that process says why
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         print(f"softdtw_cuda: error: {_message(error)}", file=sys.stderr)
@@ -233,7 +233,7 @@ def _knn(parsed: argparse.Namespace) -> None:
 def _kmeans(parsed: argparse.Namespace) -> None:
     outputs = [parsed.centers, parsed.labels]
     inputs = _inputs(parsed, outputs)
-    with distributed.in_every_process():
+    with in_every_process():
         if outputs[0].resolve() == outputs[1].resolve():
             raise ValueError(f"{outputs[0]} is named twice, expected a file for centers and one for labels.")
         for path in outputs:
@@ -270,7 +270,7 @@ def _kmeans(parsed: argparse.Namespace) -> None:
         progress=parsed.progress,
         processes=default_group(),
     )
-    with distributed.in_every_process():
+    with in_every_process():
         if default_group().rank == 0:
             _save(parsed.centers, found.centers.numpy(force=True))
             _save(parsed.labels, found.labels)
@@ -319,7 +319,7 @@ class _Inputs(NamedTuple):
 
 def _inputs(parsed: argparse.Namespace, outputs: Sequence[Path]) -> _Inputs:
     """The files, and where to compute; what one process cannot find ends all of them."""
-    with distributed.in_every_process():
+    with in_every_process():
         given = [path for path in (parsed.x, parsed.y, parsed.x_lengths, parsed.y_lengths) if path]
         for path in outputs:
             if path.resolve() in [each.resolve() for each in given]:
@@ -332,7 +332,7 @@ def _inputs(parsed: argparse.Namespace, outputs: Sequence[Path]) -> _Inputs:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return distributed.own_device()
+        return own_device()
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -343,7 +343,7 @@ def _device(name: str) -> torch.device:
                 "--device is cuda, but torch finds no GPU here; leave it out to compute on the CPU."
             )
         if device.index is None:
-            return distributed.own_device()
+            return own_device()
     return device
 
 

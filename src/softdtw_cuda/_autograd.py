@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import _backends, _ops
 from ._distances import with_costs, with_embedding
-from ._problem import Direction, Problem
+from ._problem import OPERANDS, Direction, Problem, problem_and_direction
 from ._torch_compat import (
     asked_gradients,
     holds_mapped_grad,
@@ -38,7 +38,7 @@ from ._torch_compat import (
     plain_apply,
     saved_primals,
 )
-from ._vmap import fold, rows
+from ._vmap import fold_direction, fold_numbers, fold_problem, unfold
 
 PairRange = Callable[[int, int], Tensor]
 
@@ -255,7 +255,7 @@ def expected_jvp(ctx: Any, *tangents: Any) -> Any:
 
 def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the derivative wrt a direction needs, in which the results are linear."""
-    problem, direction = Problem(*inputs[3:-5]), Direction(*inputs[-5:])
+    problem, direction = problem_and_direction(inputs[3:])
     is_change = direction.kind == ("matrix" if problem.y is None else "tangents")
     ctx.linear = is_change and not (direction.need_a or direction.need_b)
     ctx.tensors = [isinstance(each, Tensor) for each in inputs]
@@ -296,87 +296,32 @@ def third_derivative(ctx: Any, *_: Any) -> NoReturn:
     raise RuntimeError(THIRD_DERIVATIVE)
 
 
-# vmap: a mapped dimension of size V becomes part of the batch, V * B pairs in one launch.
-
-
-def _fold(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
-    """The problem of all V * B pairs, and B."""
-    if problem.pairs is not None:
-        return _fold_pairs(size, dims, problem)
-    batch = rows(problem.x, dims[0])
-    if problem.y is not None:
-        batch = max(batch, rows(problem.y, dims[1]))
-    x, y, x_lengths, y_lengths = (
-        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors[:4], dims, strict=False)
-    )
-    assert x is not None
-    folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
-    if folded.batch != size * batch:  # nothing of the problem is mapped
-        folded = folded._replace(x=x.expand(size * batch, -1, -1))
-    return folded, batch
-
-
-def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
-    """The problem of V lists of pairs, each with series of its own or with those of all."""
-    x, y, x_lengths, y_lengths, pairs = (
-        tensor if tensor is None else tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
-    )
-    assert x is not None
-    assert y is not None
-    assert pairs is not None
-    map_index = torch.arange(size, dtype=torch.int32, device=pairs.device).view(size, 1)
-
-    def own(side: Tensor, lengths: Tensor | None, column: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Series (V * K, ...) and their lengths, and which of them the pairs have."""
-        maps = size if lengths is not None and lengths.shape[0] > side.shape[0] else side.shape[0]
-        each = side.expand(maps, *side.shape[1:]).flatten(0, 1)
-        each_length = None if lengths is None else lengths.expand(maps, -1).flatten()
-        index = pairs[..., column] + (map_index * side.shape[1] if maps > 1 else 0)
-        return each, each_length, index.expand(size, -1).flatten()
-
-    first, first_lengths, first_index = own(x, x_lengths, 0)
-    second, second_lengths, second_index = own(y, y_lengths, 1)
-    return problem._replace(
-        x=first,
-        y=second,
-        x_lengths=first_lengths,
-        y_lengths=second_lengths,
-        pairs=torch.stack([first_index, second_index], 1),
-    ), pairs.shape[1]
-
-
-def _fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Tensor:
-    """(V, B) or (B,) numbers as (V * B,)."""
-    moved = numbers if dim is None else numbers.movedim(dim, 0)
-    return moved.expand(size, batch).reshape(size * batch)
-
-
-def _fold_direction(size: int, dims: tuple[int | None, ...], batch: int, direction: Direction) -> Direction:
-    a, b = (fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True))
-    return direction._replace(a=a, b=b)
-
-
-def _unfold(
-    size: int, batch: int, per_pair: tuple[Tensor, ...]
-) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is."""
-    sides = tuple(side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair)
-    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
-
-
 def _scale(per_pair: Tensor, grad: Tensor) -> Tensor:
-    """Gradients, one per pair, for `grad` (..., B), from those for ones."""
+    """Gradients, one per pair, for `grad` (..., B), from those for ones.
+
+    A zero stays a zero: no factor, infinite or NaN, brings a gradient to the padding.
+    """
     if per_pair.dim() == 1:
         return per_pair
-    return scale_gradient(per_pair, grad[..., None, None]).to(per_pair.dtype)
+    return torch.where(per_pair == 0, per_pair, per_pair * grad[..., None, None]).to(per_pair.dtype)
 
 
-def _scale_all(function: Any, grad: Tensor, dim: int, value: Tensor, state: Tensor, *fields: Any) -> Any:
-    """Several gradients of the same values: each is a multiple of one."""
-    per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
-    sides = tuple(_scale(side, grad.movedim(dim, 0)) for side in per_pair)
-    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+def _map_gradients(function: Any, size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
+    """vmap of `_Gradient`, or of `_ExpectedGradient`, whose inputs end with a Direction."""
+    grad_dim, value_dim, _, *dims = in_dims
+    grad, value, state, *fields = inputs
+    if all(dim is None for dim in dims):  # several gradients of the same values: each is a multiple of one
+        per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
+        sides = tuple(_scale(side, grad.movedim(grad_dim, 0)) for side in per_pair)
+        return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
+    folded, batch = fold_problem(size, tuple(dims[:OPERANDS]), Problem(*fields[:OPERANDS]))
+    operands = folded.operands
+    if len(fields) > OPERANDS:
+        direction = Direction(*fields[OPERANDS:])
+        operands += fold_direction(size, tuple(dims[-4:-2]), batch, direction)
+    grad = fold_numbers(size, grad_dim, batch, grad)
+    value = fold_numbers(size, value_dim, batch, value)
+    return unfold(size, batch, _apply(function, grad, value, state, *operands))
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -398,7 +343,7 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        problem, batch = _fold(info.batch_size, in_dims, Problem(*inputs))
+        problem, batch = fold_problem(info.batch_size, in_dims, Problem(*inputs))
         value, state = _apply(_Value, *problem.operands)
         # The state belongs to all pairs together: `_Gradient` folds the same dimension again and reads it.
         return (value.view(info.batch_size, batch), state), (0, None)
@@ -417,16 +362,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        size = info.batch_size
-        grad_dim, value_dim, _, *dims = in_dims
-        grad, value, state, *fields = inputs
-        problem = Problem(*fields)
-        if all(dim is None for dim in dims):
-            return _scale_all(_Gradient, grad, grad_dim, value, state, *problem.operands)
-        folded, batch = _fold(size, tuple(dims), problem)
-        grad = _fold_numbers(size, grad_dim, batch, grad)
-        value = _fold_numbers(size, value_dim, batch, value)
-        return _unfold(size, batch, _apply(_Gradient, grad, value, state, *folded.operands))
+        return _map_gradients(_Gradient, info.batch_size, in_dims, inputs)
 
 
 class _Expected(torch.autograd.Function):
@@ -438,13 +374,14 @@ class _Expected(torch.autograd.Function):
 
     @staticmethod
     def forward(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _backends.expected(Problem(*fields[:-5]), Direction(*fields[-5:]))
+        return _backends.expected(*problem_and_direction(fields))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         size = info.batch_size
-        problem, batch = _fold(size, in_dims[:-5], Problem(*inputs[:-5]))
-        direction = _fold_direction(size, in_dims[-4:-2], batch, Direction(*inputs[-5:]))
+        problem, direction = problem_and_direction(inputs)
+        problem, batch = fold_problem(size, in_dims[:OPERANDS], problem)
+        direction = fold_direction(size, in_dims[-4:-2], batch, direction)
         dot, value, state = _apply(_Expected, *problem.operands, *direction)
         return (dot.view(size, batch), value.view(size, batch), state), (0, 0, None)
 
@@ -460,28 +397,11 @@ class _ExpectedGradient(torch.autograd.Function):
     def forward(
         grad: Tensor, value: Tensor, state: Tensor, *fields: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
-        return _backends.expected_backward(problem, direction, grad, value, state)
+        return _backends.expected_backward(*problem_and_direction(fields), grad, value, state)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        size = info.batch_size
-        grad_dim, value_dim, _, *dims = in_dims
-        grad, value, state, *fields = inputs
-        problem, direction = Problem(*fields[:-5]), Direction(*fields[-5:])
-        if all(dim is None for dim in dims):
-            return _scale_all(_ExpectedGradient, grad, grad_dim, value, state, *fields)
-        folded, batch = _fold(size, tuple(dims[:-5]), problem)
-        direction = _fold_direction(size, tuple(dims[-4:-2]), batch, direction)
-        grad = _fold_numbers(size, grad_dim, batch, grad)
-        value = _fold_numbers(size, value_dim, batch, value)
-        per_pair = _apply(_ExpectedGradient, grad, value, state, *folded.operands, *direction)
-        return _unfold(size, batch, per_pair)
-
-
-def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
-    """The product, in which a zero stays a zero: no factor, infinite or NaN, brings a gradient to padding."""
-    return torch.where(gradient == 0, gradient, gradient * factor)
+        return _map_gradients(_ExpectedGradient, info.batch_size, in_dims, inputs)
 
 
 # What to call
@@ -499,13 +419,13 @@ class _PairValues(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, of: PairRange
+        ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, pairs_of: PairRange
     ) -> Tensor:
         ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
         ctx.options = problem.gamma, problem.bandwidth
-        ctx.parts = count, part, of
+        ctx.parts = count, part, pairs_of
         values = [
-            _backends.forward(problem._replace(pairs=of(start, min(start + part, count))))[0]
+            _backends.forward(problem._replace(pairs=pairs_of(start, min(start + part, count))))[0]
             for start in range(0, count, part)
         ]
         return torch.cat(values)
@@ -514,13 +434,13 @@ class _PairValues(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, x_lengths, y_lengths = ctx.saved_tensors
         need_x, need_y = ctx.needs_input_grad[:2]
-        count, part, of = ctx.parts
+        count, part, pairs_of = ctx.parts
         gamma, bandwidth = ctx.options
         problem = Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y)
         grad_x, grad_y = (x.new_zeros(side.shape, dtype=problem.value_dtype) for side in (x, y))
         for start in range(0, count, part):
             stop = min(start + part, count)
-            pairs = of(start, stop)
+            pairs = pairs_of(start, stop)
             listed = problem._replace(pairs=pairs)
             value, state = _backends.forward(listed)
             per_pair_x, per_pair_y = gradients(listed, grad[start:stop], value, state)
@@ -534,17 +454,17 @@ class _PairValues(torch.autograd.Function):
         return first, second, None, None, None, None
 
 
-def pair_values(problem: Problem, count: int, part: int, of: PairRange) -> Tensor:
-    """(count,) values of a fused problem without `pairs`: those of its series that `of` names.
+def values_in_parts(problem: Problem, count: int, part: int, pairs_of: PairRange) -> Tensor:
+    """(count,) values of a fused problem without `pairs`: those of its series that `pairs_of` names.
 
     Args:
         part: pairs that are computed together. Fewer than `count` of them are computed again for the
             gradient, so that no more than a part's state is ever kept.
-        of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
+        pairs_of: gives pairs `start` to `stop` of the list, as (stop - start, 2) int32.
     """
-    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or want tangents
-        return _apply_value(problem._replace(pairs=of(0, count)))[0]
-    result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, of)
+    if part >= count or in_transform() or in_forward_mode():  # they hide sizes, or take tangents
+        return _apply_value(problem._replace(pairs=pairs_of(0, count)))[0]
+    result: Tensor = _apply(_PairValues, problem.x, problem.y, problem, count, part, pairs_of)
     return result
 
 

@@ -1,7 +1,7 @@
 """The Backend protocol, which backend serves a device, and the call of it.
 
 Backends (`_cpu.launch`, `_cuda.launch`, and `_reference` for everything else) are modules that implement the
-protocol in full. They are imported when a tensor of their device arrives and never import each other.
+protocol in full. They are imported when a tensor of their device arrives, and import none but the reference.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._backends import backend, dual_backend
-from ._problem import Direction, Problem
+from ._problem import Problem, problem_and_direction
 from ._torch_compat import operator_library
 from ._validation import check_host_indices
 
@@ -21,7 +21,6 @@ _PROBLEM = (
     "float gamma, int bandwidth, bool need_x, bool need_y, Tensor? pairs"
 )
 _DIRECTION = "str kind, Tensor? a, Tensor? b, bool need_a, bool need_b"
-_FIELDS = 9
 
 
 def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
@@ -36,7 +35,7 @@ def _backward(grad: Tensor, value: Tensor, state: Tensor, *fields: Any) -> tuple
 
 
 def _expected(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    problem, direction = problem_and_direction(fields)
     check_host_indices(problem)
     return dual_backend(problem.x.device.type).expected(problem, direction)
 
@@ -44,7 +43,7 @@ def _expected(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _expected_backward(
     grad: Tensor, value: Tensor, state: Tensor, *fields: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    problem, direction = problem_and_direction(fields)
     dual = dual_backend(problem.x.device.type)
     return dual.expected_backward(problem, direction, grad, value, state)
 
@@ -68,7 +67,7 @@ def _per_pair(problem: Problem, side: Tensor | None, needed: bool) -> Tensor:
 
 
 def _expected_shapes(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    problem, direction = problem_and_direction(fields)
     needed = problem.needs_gradient or direction.need_a or direction.need_b
     dual = dual_backend(problem.x.device.type)
     size = dual.expected_state_bytes(problem, direction) if needed else 0
@@ -79,7 +78,7 @@ def _expected_shapes(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _expected_backward_shapes(
     grad: Tensor, value: Tensor, state: Tensor, *fields: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem, direction = Problem(*fields[:_FIELDS]), Direction(*fields[_FIELDS:])
+    problem, direction = problem_and_direction(fields)
     return (
         _per_pair(problem, problem.x, problem.need_x),
         _per_pair(problem, problem.y, problem.need_y),

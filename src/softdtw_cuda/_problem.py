@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,14 @@ from ._distances import SQUARED_EUCLIDEAN, Metric, Sides
 
 NO_BAND = -1
 
+OPERANDS = 9
+"""Fields of a Problem that backends read: the arguments of the operators."""
+
 
 class Problem(NamedTuple):
     """B pairs of series, or B cost matrices, with the options of Soft-DTW.
 
-    The first nine fields are what backends read, in the order of the operators' arguments.
+    The first `OPERANDS` fields are what backends read, in the order of the operators' arguments.
 
     Attributes:
         x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs. With
@@ -28,7 +32,7 @@ class Problem(NamedTuple):
         need_x, need_y: the gradients that may be asked for. Without any, no state is saved.
         pairs: None, or (B, 2) int32 on the device of x: which series of x and which of y each pair has.
         metric: what the costs of x and y are.
-        fused: costs are made inside the kernel, which knows squared Euclidean distances.
+        fused: costs are made inside the kernel, as squared Euclidean distances.
         sides: the series that the values are differentiated by. The value of a series with itself has the
             same gradient on both sides, so that one of them, in full, is enough; the gradient's own
             derivatives take both sides all the same.
@@ -63,7 +67,7 @@ class Problem(NamedTuple):
     @property
     def operands(self) -> tuple[Any, ...]:
         """The arguments of the operators."""
-        return self[:9]
+        return self[:OPERANDS]
 
     @property
     def n(self) -> int:
@@ -88,6 +92,12 @@ class Problem(NamedTuple):
     def gradient_dtype(self, side: Tensor) -> torch.dtype:
         """Of the gradients, one per pair, of `side`; those of a series in several pairs are to be summed."""
         return side.dtype if self.pairs is None and side.shape[0] == self.batch else self.value_dtype
+
+    def as_gradient(self, gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
+        """Gradients, one per pair, of `side` in their type; `no_gradient` where they are not needed."""
+        if side is None or not needed:
+            return self.no_gradient()
+        return gradient.to(self.gradient_dtype(side))
 
     def gathered(self) -> Problem:
         """The same pairs with a copy of each pair's own series."""
@@ -126,6 +136,11 @@ class Direction(NamedTuple):
     b: Tensor | None = None
     need_a: bool = False
     need_b: bool = False
+
+
+def problem_and_direction(fields: Sequence[Any]) -> tuple[Problem, Direction]:
+    """What the arguments of an operator of second order are the fields of."""
+    return Problem(*fields[:OPERANDS]), Direction(*fields[OPERANDS:])
 
 
 def value_dtype(dtype: torch.dtype) -> torch.dtype:

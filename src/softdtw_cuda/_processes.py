@@ -1,13 +1,24 @@
-"""Rows divided among the processes of torch.distributed, and gathered again in the same order."""
+"""The processes of torch.distributed: rows divided among them and gathered again, errors that all raise.
+
+What one process raises, every process raises, so that none waits for an answer that never comes. A process
+that is killed is another matter: gloo notices and raises in the others; NCCL does not, and whoever started
+them (torchrun does) has to end them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,3 +60,58 @@ def default_group() -> Processes:
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
     return Processes(dist.get_rank(), dist.get_world_size())
+
+
+def own_device() -> torch.device:
+    """The GPU of this process, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+class ProcessFailed(RuntimeError):
+    """Another process of the group has raised an error, which the message quotes."""
+
+
+def gather_objects(own: T) -> list[T]:
+    """What every process brings, in the order of their ranks, in every process."""
+    count = default_group().count
+    if count == 1:
+        return [own]
+    found: list[Any] = [None] * count
+    try:
+        dist.all_gather_object(found, own)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the processes have lost each other: one was killed, or its machine cannot be reached. Into "
+            f"files, the same again goes on from what is finished ({str(error).split('. ')[0]})."
+        ) from error
+    return found
+
+
+@contextmanager
+def in_every_process() -> Iterator[None]:
+    """Waits at its end for every process; where one of them has raised an error, all raise.
+
+    The first process that has one raises its own, the others `ProcessFailed`.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    texts = gather_objects(None if error is None else str(error) or type(error).__name__)
+    for process, text in enumerate(texts):
+        if text is not None:
+            if error is not None and process == default_group().rank:
+                raise error
+            raise ProcessFailed(f"process {process} failed: {text}") from error
+
+
+def on_first(action: Callable[[], T]) -> T:
+    """What process 0 gets from the action, in every process; what it raises, every process raises."""
+    results: list[T] = []
+    with in_every_process():
+        if default_group().rank == 0:
+            results.append(action())
+    return gather_objects(results)[0][0]

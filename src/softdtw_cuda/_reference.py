@@ -353,10 +353,7 @@ def _sides(
 ) -> tuple[Tensor, Tensor]:
     """a and b of the direction, wide, with finite numbers in the padding; zeros for None."""
     sides = []
-    for side, series, lengths in (
-        (direction.a, x, problem.x_lengths),
-        (direction.b, y, problem.y_lengths),
-    ):
+    for side, series, lengths in ((direction.a, x, problem.x_lengths), (direction.b, y, problem.y_lengths)):
         if side is None:
             assert series is not None
             sides.append(torch.zeros_like(series))
@@ -429,14 +426,9 @@ def expected_backward(
             more_x, more_y = _series_gradients(alignment, *_sides(problem, direction, x, y))
             grad_x, grad_y = grad_x + more_x, grad_y + more_y
 
-    def given(gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
-        if side is None or not needed:
-            return asked.no_gradient()
-        return gradient.to(asked.gradient_dtype(side))
-
     return (
-        given(grad_x, asked.x, asked.need_x),
-        given(grad_y, asked.y, asked.need_y),
-        given(grad_a, direction.a, direction.need_a),
-        given(grad_b, direction.b, direction.need_b),
+        asked.as_gradient(grad_x, asked.x, asked.need_x),
+        asked.as_gradient(grad_y, asked.y, asked.need_y),
+        asked.as_gradient(grad_a, direction.a, direction.need_a),
+        asked.as_gradient(grad_b, direction.b, direction.need_b),
     )

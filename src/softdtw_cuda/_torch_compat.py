@@ -20,7 +20,7 @@ _DYNAMO_TRACES_PROBLEMS = TorchVersion(torch.__version__) >= "2.13"
 NamedTuple, which Problem is, and get the functions as a whole (see `in_graph`)."""
 
 
-class _Whole(ModuleType):
+class _AllowedInGraph(ModuleType):
     """Functions that torch.compile is to put into its graph as a whole, by their names.
 
     To tell torch so takes importing its compiler, which takes seconds. While it traces, it reads the
@@ -36,11 +36,11 @@ class _Whole(ModuleType):
         return found
 
 
-WHOLE = _Whole("softdtw_cuda whole functions")
+ALLOWED_IN_GRAPH = _AllowedInGraph("softdtw_cuda functions that torch.compile takes as a whole")
 
 
 def in_graph(function: Callable[..., Any]) -> str:
-    """The name under which WHOLE has a function, for torch.compile; empty where Dynamo traces the function.
+    """The name of a function in ALLOWED_IN_GRAPH, for torch.compile; empty where Dynamo traces the function.
 
     The next stage of the compiler, AOTAutograd, traces a function put in as a whole, to the same operators.
     Such a function takes tensors, numbers and strings: with a callable `dist` torch.compile raises.
@@ -48,7 +48,7 @@ def in_graph(function: Callable[..., Any]) -> str:
     if _DYNAMO_TRACES_PROBLEMS:
         return ""
     name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")
-    WHOLE.functions[name] = function
+    ALLOWED_IN_GRAPH.functions[name] = function
     return name
 
 

@@ -1,150 +1,23 @@
 """Arguments, checked in one voice: which argument, what came, what was expected, how to fix it.
 
 The result is a Problem; nothing after it checks again. The checks run on every call, so the good case is a
-handful of comparisons; messages are built only on failure.
+handful of comparisons; messages are built only on failure. `_options` and `_lengths` have those of the parts.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import math
-import numbers
-import operator
-import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import ParamSpec, SupportsFloat, SupportsIndex, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ._backends import kernel_missing
-from ._distances import FLOATS, METRICS, DistanceFunction, Metric, name_of
-from ._problem import NO_BAND, Direction, Problem
-from ._torch_compat import WHOLE, can_be_read, in_graph
-
-Lengths = Tensor | Sequence[int] | int
-"""Per-sample lengths as a user may pass them; a plain int only for unbatched input."""
-
-LARGEST_RADIUS = 2**31 - 1
-"""No series is longer, so this is no band at all; beyond it sums of indices could overflow."""
-_INTEGERS = frozenset((torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))
-
-
-def check_gamma(gamma: SupportsFloat) -> float:
-    """gamma as a positive, finite Python float; of a tensor of one element, its number without a gradient."""
-    if type(gamma) is not float:
-        if isinstance(gamma, Tensor):
-            gamma = _number_in(gamma)
-        if isinstance(gamma, bool) or not isinstance(gamma, numbers.Real):
-            raise TypeError(
-                f"gamma must be a real number, got {type(gamma).__name__}; pass a Python float such as "
-                "gamma=1.0."
-            )
-        gamma = _as_float(gamma)
-    if not 0.0 < gamma < math.inf:
-        raise ValueError(
-            f"gamma must be a finite number greater than 0, got {gamma}; small values such as 0.01 come "
-            "close to DTW, for DTW itself (gamma = 0) there is no gradient."
-        )
-    return gamma
-
-
-def _as_float(number: numbers.Real) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # an integer beyond every float
-        return math.inf
-
-
-def _number_in(gamma: Tensor) -> SupportsFloat:
-    if gamma.numel() != 1:
-        raise ValueError(
-            f"gamma is a tensor of shape {tuple(gamma.shape)}, expected one number for the whole batch; pass "
-            "a Python float such as gamma=1.0."
-        )
-    return cast("SupportsFloat", gamma.detach().item())
-
-
-def check_bandwidth(bandwidth: SupportsIndex | float | None) -> int:
-    """bandwidth as an int that kernels can add to an index; NO_BAND for None."""
-    if bandwidth is None:
-        return NO_BAND
-    if isinstance(bandwidth, float) and bandwidth.is_integer():
-        radius = int(bandwidth)
-    else:
-        try:
-            if isinstance(bandwidth, (bool, Tensor)):
-                raise TypeError
-            radius = operator.index(bandwidth)  # type: ignore[arg-type]  # a float that is not whole raises
-        except TypeError:
-            shown = bandwidth if isinstance(bandwidth, (float, bool)) else type(bandwidth).__name__
-            raise TypeError(
-                f"bandwidth must be an integer or None, got {shown}; pass the largest allowed |i - j|, or "
-                "None for no band."
-            ) from None
-    if radius < 0:
-        raise ValueError(
-            f"bandwidth must be at least 0, got {bandwidth}; 0 allows the diagonal alone, None means no band."
-        )
-    return min(radius, LARGEST_RADIUS)
-
-
-def check_flag(name: str, value: object) -> bool:
-    """A bool, Python's or NumPy's, or 1 or 0."""
-    if value is True or value is False:
-        return value
-    if isinstance(value, numbers.Integral) and value in (0, 1):
-        return bool(value)
-    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
-        return bool(value)
-    raise TypeError(f"{name} must be True or False, got {value!r}; pass a bool.")
-
-
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """An integer of at least 1, or of another least number."""
-    try:
-        if isinstance(value, (bool, Tensor)):
-            raise TypeError
-        count = operator.index(value)  # type: ignore[arg-type]  # what is no integer raises
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, got {value!r}; pass a whole number from {least} on."
-        ) from None
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {count}.")
-    return count
-
-
-def check_real(name: str, value: object, positive: bool) -> float:
-    """A finite number of at least 0, or greater if it has to be positive."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a real number, got {value!r}; pass a Python float.")
-    number = _as_float(value)
-    if not 0.0 <= number < math.inf or (positive and number == 0.0):
-        least = "greater than 0" if positive else "of at least 0"
-        raise ValueError(f"{name} must be a finite number {least}, got {number}.")
-    return number
-
-
-def check_metric(dist: str | DistanceFunction) -> Metric:
-    """The metric that `dist` names, or one made of the callable."""
-    if isinstance(dist, str):
-        metric = METRICS.get(dist)
-        if metric is None:
-            known = ", ".join(repr(name) for name in METRICS)
-            raise ValueError(
-                f"dist is {dist!r}, expected one of {known}, or a callable (x, y) -> (B, N, M) of your own."
-            )
-        return metric
-    if callable(dist):
-        return Metric(name_of(dist), dist, fused=False, is_named=False)
-    raise TypeError(
-        f"dist must be a string or a callable (x, y) -> (B, N, M), got {type(dist).__name__}; "
-        "pass for example dist='sqeuclidean'."
-    )
+from ._distances import FLOATS, DistanceFunction
+from ._lengths import INTEGERS, Lengths, check_band, check_band_of_all_pairs, check_lengths
+from ._options import check_bandwidth, check_fused, check_gamma, check_metric
+from ._problem import Direction, Problem
+from ._torch_compat import can_be_read
 
 
 def check_not_packed(name: str, series: object, lengths: str) -> None:
@@ -340,19 +213,15 @@ def check_series(
     radius = check_bandwidth(bandwidth)
     metric = check_metric(dist)
     x, y, batched = _check_pair(x, y)
-    use_fused = _check_fused(fused, metric, x)
-    if x_lengths is None and y_lengths is None and radius < 0:
-        return Problem(x, y, None, None, gamma, radius, metric=metric, fused=use_fused), batched
+    use_fused = check_fused(fused, metric, x)
     problem = Problem(x, y, None, None, gamma, radius, metric=metric, fused=use_fused)
+    if x_lengths is None and y_lengths is None and radius < 0:
+        return problem, batched
     return _with_lengths(problem, x_lengths, y_lengths, batched), batched
 
 
 def check_cost(
-    cost: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    x_lengths: Lengths | None,
-    y_lengths: Lengths | None,
+    cost: Tensor, gamma: float, bandwidth: int | None, x_lengths: Lengths | None, y_lengths: Lengths | None
 ) -> tuple[Problem, bool]:
     """The problem of cost matrices, and whether they came batched."""
     gamma = check_gamma(gamma)
@@ -374,6 +243,16 @@ def check_cost(
     return _with_lengths(problem, x_lengths, y_lengths, batched), batched
 
 
+LENGTHS_OF = {
+    "x": "x_lengths",
+    "y": "y_lengths",
+    "queries": "query_lengths",
+    "database": "database_lengths",
+    "barycenter": "length",
+    "X": "lengths",
+}
+
+
 def check_all_pairs(
     x: Tensor,
     y: Tensor | None,
@@ -383,8 +262,16 @@ def check_all_pairs(
     fused: bool | None,
     x_lengths: Lengths | None,
     y_lengths: Lengths | None,
+    names: tuple[str, str] = ("x", "y"),
+    streamed: bool = False,
 ) -> Problem:
-    """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,)."""
+    """The problem whose pairs are all of x (K, N, D) with all of y (L, M, D); lengths are (K,) and (L,).
+
+    Args:
+        y: None compares x with itself.
+        names: those of the arguments.
+        streamed: y is on another device, and checked already.
+    """
     if y is None:
         if y_lengths is not None:
             raise ValueError(
@@ -392,12 +279,24 @@ def check_all_pairs(
                 "enough."
             )
         y, y_lengths = x, x_lengths
-    return _check_sets(x, y, gamma, bandwidth, dist, fused, (x_lengths, y_lengths), ("x", "y"))
-
-
-def check_set(X: Tensor, lengths: Lengths | None) -> Problem:
-    """The problem of all pairs of a set X (K, N, D)."""
-    return _check_sets(X, X, 1.0, None, "sqeuclidean", None, (lengths, lengths), ("X", "X"))
+    gamma = check_gamma(gamma)
+    radius = check_bandwidth(bandwidth)
+    metric = check_metric(dist)
+    if not streamed:
+        x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
+    use_fused = check_fused(fused, metric, x)
+    checked = [
+        check_lengths(given, LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
+        for side, given, name in zip((x, y), (x_lengths, y_lengths), names, strict=True)
+    ]
+    (x_rows, x_host), (y_rows, y_host) = checked
+    check_band_of_all_pairs(
+        radius,
+        x_host if x_rows is not None else [x.shape[1]],
+        y_host if y_rows is not None else [y.shape[1]],
+        names,
+    )
+    return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
 
 
 def check_queries(
@@ -414,68 +313,13 @@ def check_queries(
 
     For queries on a GPU the database may be on the CPU, and stays there as y; lengths are on the GPU.
     """
-    names, lengths = ("queries", "database"), (query_lengths, database_lengths)
-    streamed = isinstance(database, Tensor) and database.device.type == "cpu" and database.dim() > 0
-    if streamed and isinstance(queries, Tensor) and queries.device.type == "cuda":
+    names = ("queries", "database")
+    on_host = isinstance(database, Tensor) and database.device.type == "cpu" and database.dim() > 0
+    streamed = on_host and isinstance(queries, Tensor) and queries.device.type == "cuda"
+    if streamed:
         _check_pair(queries, database[:0].to(queries.device), True, names)
-        options = (gamma, bandwidth, dist, fused)
-        return _check_sets(queries, database, *options, lengths, names, streamed=True)
-    return _check_sets(queries, database, gamma, bandwidth, dist, fused, lengths, names)
-
-
-def check_averages(
-    averages: Tensor,
-    X: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    dist: str | DistanceFunction,
-    fused: bool | None,
-    lengths: Lengths | None,
-) -> Problem:
-    """The problem of averages (k, L, D) with the series X (K, N, D) that they are of."""
-    return _check_sets(averages, X, gamma, bandwidth, dist, fused, (None, lengths), ("barycenter", "X"))
-
-
-LENGTHS_OF = {
-    "x": "x_lengths",
-    "y": "y_lengths",
-    "queries": "query_lengths",
-    "database": "database_lengths",
-    "barycenter": "length",
-    "X": "lengths",
-}
-
-
-def _check_sets(
-    x: Tensor,
-    y: Tensor,
-    gamma: float,
-    bandwidth: int | None,
-    dist: str | DistanceFunction,
-    fused: bool | None,
-    lengths: tuple[Lengths | None, Lengths | None],
-    names: tuple[str, str],
-    streamed: bool = False,
-) -> Problem:
-    """The problem of all pairs of two sets; a `streamed` y is on another device, and checked already."""
-    gamma = check_gamma(gamma)
-    radius = check_bandwidth(bandwidth)
-    metric = check_metric(dist)
-    if not streamed:
-        x, y, _ = _check_pair(x, y, all_pairs=True, names=names)
-    use_fused = _check_fused(fused, metric, x)
-    checked = [
-        check_lengths(given, LENGTHS_OF[name], side.shape[0], side.shape[0], side.shape[1], x.device, True)
-        for side, given, name in zip((x, y), lengths, names, strict=True)
-    ]
-    (x_rows, x_host), (y_rows, y_host) = checked
-    _check_band_of_all_pairs(
-        radius,
-        x_host if x_rows is not None else [x.shape[1]],
-        y_host if y_rows is not None else [y.shape[1]],
-        names,
-    )
-    return Problem(x, y, x_rows, y_rows, gamma, radius, metric=metric, fused=use_fused)
+    options, lengths = (gamma, bandwidth, dist, fused), (query_lengths, database_lengths)
+    return check_all_pairs(queries, database, *options, *lengths, names, streamed)
 
 
 def check_pairs(
@@ -514,7 +358,7 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
             f"pairs has shape {tuple(given.shape)}, expected (P, 2): an index into x and one into y for each "
             "pair; torch.stack([rows, columns], 1) makes it of two lists."
         )
-    if given.dtype not in _INTEGERS:
+    if given.dtype not in INTEGERS:
         raise TypeError(f"pairs has dtype {given.dtype}, expected integers; convert it with pairs.long().")
     device = problem.x.device
     if given.device != device and given.device.type != "cpu":
@@ -552,14 +396,7 @@ def _check_band_of_pairs(problem: Problem) -> None:
     first, second = problem.pairs.long().unbind(1)
     rows = [problem.n] * problem.batch if problem.x_lengths is None else problem.x_lengths[first].tolist()
     columns = [problem.m] * problem.batch if problem.y_lengths is None else problem.y_lengths[second].tolist()
-    _check_band(problem.bandwidth, rows, columns)
-
-
-def check_memory_limit(memory_limit: object) -> int | None:
-    """Bytes, or None."""
-    if isinstance(memory_limit, float) and memory_limit.is_integer():  # 1e9 is how people write it
-        memory_limit = int(memory_limit)
-    return None if memory_limit is None else check_count("memory_limit", memory_limit)
+    check_band(problem.bandwidth, rows, columns)
 
 
 def _with_lengths(
@@ -572,7 +409,7 @@ def _with_lengths(
     device = problem.x.device
     x_given, x_host = check_lengths(x_lengths, "x_lengths", x_rows, batch, n, device, batched)
     y_given, y_host = check_lengths(y_lengths, "y_lengths", y_rows, batch, m, device, batched)
-    _check_band(
+    check_band(
         problem.bandwidth,
         x_host if x_given is not None else [n] * batch,
         y_host if y_given is not None else [m] * batch,
@@ -595,162 +432,6 @@ def check_host_indices(problem: Problem) -> None:
         _check_band_of_pairs(problem)
     elif not (problem.x_lengths is None and problem.y_lengths is None):
         _with_lengths(problem, problem.x_lengths, problem.y_lengths, batched=True)
-
-
-def check_lengths(
-    lengths: Lengths | None, name: str, rows: int, batch: int, size: int, device: torch.device, batched: bool
-) -> tuple[Tensor | None, list[int] | None]:
-    """Lengths as (batch,) int64 on `device`, and as a list unless the host would have to wait for a GPU.
-
-    Args:
-        rows: batch size of the tensor the lengths belong to, 1 where it is broadcast.
-        size: its padded length.
-    """
-    if lengths is None:
-        return None, None
-    if isinstance(lengths, Tensor):
-        given = _check_length_tensor(lengths, name, rows, batch, device, batched)
-        if not can_be_read(lengths):
-            if given.dtype != torch.int64 or given.device != device:
-                # On its way to a GPU a copy in pageable memory, as below, even where the lengths are pinned.
-                given = given.to(torch.int64, copy=given.device != device).to(device, non_blocking=True)
-            return (given if given.shape[0] == batch else given.expand(batch)).contiguous(), None
-        host = given.tolist()
-    else:
-        host = _check_length_list(lengths, name, rows, batch, batched)
-    if host and not (min(host) >= 1 and max(host) <= size):
-        sample = next(b for b, length in enumerate(host) if not 1 <= length <= size)
-        raise ValueError(
-            f"{name}[{sample}] is {host[sample]}, expected a length from 1 to {size}, the padded length; "
-            "drop empty series, and pad the batch to its longest series."
-        )
-    if len(host) != batch:
-        host = host * batch
-    tensor = torch.tensor(host, dtype=torch.int64, device="cpu")
-    if device.type != "cpu":
-        # A fresh tensor in pageable memory: the driver has its copy when this returns, and nothing waits.
-        tensor = tensor.to(device, non_blocking=True)
-    return tensor, host
-
-
-def _check_length_tensor(
-    lengths: Tensor, name: str, rows: int, batch: int, device: torch.device, batched: bool
-) -> Tensor:
-    if lengths.dtype == torch.bool:
-        raise _mask_error(name, lengths.dtype)
-    if lengths.dtype not in _INTEGERS:
-        raise TypeError(
-            f"{name} has dtype {lengths.dtype}, expected an integer type; convert it with {name}.long()."
-        )
-    if lengths.device != device and lengths.device.type != "cpu":
-        fix = f"move it with {name}.to({str(device)!r})"
-        if lengths.device.type == "meta":
-            fix = "a meta tensor has no numbers, so it cannot be moved: make it on the CPU"
-        raise ValueError(
-            f"{name} is on {lengths.device}, expected {device} (where the series are) or the CPU; {fix}."
-        )
-    given = lengths.reshape(1) if lengths.dim() == 0 and not batched else lengths
-    if given.dim() != 1 or (given.shape[0] != batch and given.shape[0] != rows):
-        raise _length_shape_error(name, tuple(lengths.shape), batch)
-    return given
-
-
-def _mask_error(name: str, dtype: object) -> TypeError:
-    return TypeError(
-        f"{name} has dtype {dtype}, expected integers; a mask of shape (batch, time) that is True inside the "
-        "series gives lengths by mask.sum(1)."
-    )
-
-
-def _check_length_list(
-    lengths: Sequence[int] | int, name: str, rows: int, batch: int, batched: bool
-) -> list[int]:
-    if str(getattr(lengths, "dtype", "")) == "bool":
-        raise _mask_error(name, "bool")
-    if not batched and isinstance(lengths, SupportsIndex) and not isinstance(lengths, bool):
-        lengths = [operator.index(lengths)]
-    try:
-        given = list(lengths)  # type: ignore[arg-type]  # an int raises
-        # A set has no order and a dict no numbers; a bool is a flag.
-        if isinstance(lengths, (Set, Mapping)) or any(isinstance(length, bool) for length in given):
-            raise TypeError
-        host = [operator.index(length) for length in given]
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer tensor or a list of integers, got {lengths!r}; pass one length for "
-            "each series, for example [20, 17, 31]."
-        ) from None
-    if len(host) != batch and len(host) != rows:  # `in` takes no symbolic sizes
-        raise _length_shape_error(name, (len(host),), batch)
-    return host
-
-
-def _length_shape_error(name: str, shape: tuple[int, ...], batch: int) -> ValueError:
-    return ValueError(
-        f"{name} has shape {shape}, expected one length for each of the {batch} sample(s): shape ({batch},)."
-    )
-
-
-def _check_band(bandwidth: int, rows: list[int] | None, columns: list[int] | None) -> None:
-    """Raise where the band leaves a sample without a path.
-
-    rows and columns are the lengths of each sample; None where only the device knows them, and the kernel
-    answers NaN for a sample without a path.
-    """
-    if bandwidth < 0 or rows is None or columns is None:
-        return
-    needed = [abs(n - m) for n, m in zip(rows, columns, strict=True)]
-    if not needed or max(needed) <= bandwidth:
-        return
-    sample = next(b for b, radius in enumerate(needed) if radius > bandwidth)
-    raise ValueError(
-        f"bandwidth={bandwidth} leaves sample {sample} without a path: its lengths are {rows[sample]} and "
-        f"{columns[sample]}, so the smallest radius that works for it is {needed[sample]}, and {max(needed)} "
-        "works for the whole batch; pass that, or None for no band."
-    )
-
-
-def _check_band_of_all_pairs(
-    bandwidth: int, rows: list[int] | None, columns: list[int] | None, names: tuple[str, str]
-) -> None:
-    """Raise where the band leaves some pair of a row and a column without a path."""
-    if bandwidth < 0 or not rows or not columns:
-        return
-    short_x, long_x = min(rows), max(rows)
-    short_y, long_y = min(columns), max(columns)
-    needed = max(long_x - short_y, long_y - short_x)
-    if needed <= bandwidth:
-        return
-    i, j = (long_x, short_y) if needed == long_x - short_y else (short_x, long_y)
-    raise ValueError(
-        f"bandwidth={bandwidth} leaves the pair {names[0]}[{rows.index(i)}], {names[1]}[{columns.index(j)}] "
-        f"without a path: their lengths are {i} and {j}, and the smallest radius that works for all pairs is "
-        f"{needed}; pass that, or None for no band."
-    )
-
-
-def _check_fused(fused: bool | None, metric: Metric, x: Tensor) -> bool:
-    if fused is None:
-        return metric.fused
-    return check_fused(fused, metric, None if fused is False else kernel_missing(x.device.type))
-
-
-def check_fused(fused: bool | None, metric: Metric, kernel_missing: str | None) -> bool:
-    """Whether to take the fused path; an explicit True that cannot be had is an error."""
-    if fused is None:
-        return metric.fused
-    if not check_flag("fused", fused):
-        return False
-    if not metric.fused:
-        raise ValueError(
-            f"fused=True is only possible for dist='sqeuclidean' and 'cosine', got dist={metric.name!r}; "
-            "pass fused=None or fused=False to materialise the cost matrix."
-        )
-    if kernel_missing is not None:
-        raise RuntimeError(
-            f"fused=True is not possible here: {kernel_missing}; pass fused=None or fused=False."
-        )
-    return True
 
 
 Omega = str | Tensor | tuple[Tensor, Tensor]
@@ -812,61 +493,3 @@ def _with_batch_axis(name: str, tensor: object, batch: int, batched: bool, devic
         expected = f"2 dimensions, or 3 with batch size {batch}" if batched else "2 dimensions"
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {expected}.")
     return whole
-
-
-# What other libraries call an argument, or where they put it.
-
-_MIGRATION = {
-    "use_cuda": "leave it out: the tensors' device decides",
-    "dist_func": "pass it as dist=",
-    "verbose": "leave it out; softdtw_barycenter shows its progress, with progress=True",
-    "device": "leave it out: the tensors' device decides",
-    "n_jobs": "torch.set_num_threads sets the number of threads",
-    "sakoe_chiba_radius": "pass it as bandwidth=",
-    "lengths": "pass x_lengths= and y_lengths=",
-}
-
-_FORMER_NAMES = {"verbose": "progress"}
-"""What the paper's library called an argument that has the same meaning here."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Adds to Python's error for a wrong argument what other libraries' users have to change.
-
-    A former name is taken for the present one, with a warning.
-    """
-    is_method = "self" in inspect.signature(function).parameters
-    whole = "" if is_method else in_graph(function)
-
-    @functools.wraps(function)
-    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            if whole and torch.compiler.is_compiling():
-                result: R = getattr(WHOLE, whole)(*args, **kwargs)
-                return result
-            return function(*args, **kwargs)
-        except TypeError as error:
-            # Raised by the call itself, not inside it.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise
-            known = inspect.signature(function).parameters.keys()
-            unknown = kwargs.keys() - known
-            for former, name in _FORMER_NAMES.items():
-                if unknown == {former} and name in known and name not in kwargs:
-                    warnings.warn(
-                        f"{function.__name__}: {former}= is deprecated, pass {name}= instead.",
-                        DeprecationWarning,
-                        stacklevel=2,
-                    )
-                    return function(*args, **{name: kwargs.pop(former), **kwargs})  # type: ignore[arg-type]
-            hints = [f"{name}: {_MIGRATION[name]}" for name in _MIGRATION if name in unknown]
-            if re.search("positional arguments? but", str(error)):
-                hints.append("options are passed by name, for example gamma=0.1")
-            if not hints:
-                raise
-            raise TypeError(f"{error}; {'; '.join(hints)} (docs: migrating from other libraries).") from None
-
-    return explained

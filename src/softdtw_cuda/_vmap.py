@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._problem import Direction, Problem
 
 
 def fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
@@ -25,3 +31,69 @@ def fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tenso
 def rows(tensor: Tensor, dim: int | None) -> int:
     """The size of the batch dimension, which is the first that is not mapped."""
     return tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1]
+
+
+def fold_problem(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
+    """The problem of all V * B pairs, and B."""
+    if problem.pairs is not None:
+        return _fold_pairs(size, dims, problem)
+    batch = rows(problem.x, dims[0])
+    if problem.y is not None:
+        batch = max(batch, rows(problem.y, dims[1]))
+    x, y, x_lengths, y_lengths = (
+        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors[:4], dims, strict=False)
+    )
+    assert x is not None
+    folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
+    if folded.batch != size * batch:  # nothing of the problem is mapped
+        folded = folded._replace(x=x.expand(size * batch, -1, -1))
+    return folded, batch
+
+
+def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
+    """The problem of V lists of pairs, each with series of its own or with those of all."""
+    x, y, x_lengths, y_lengths, pairs = (
+        tensor if tensor is None else tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
+    )
+    assert x is not None
+    assert y is not None
+    assert pairs is not None
+    map_index = torch.arange(size, dtype=torch.int32, device=pairs.device).view(size, 1)
+
+    def own(side: Tensor, lengths: Tensor | None, column: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Series (V * K, ...) and their lengths, and which of them the pairs have."""
+        maps = size if lengths is not None and lengths.shape[0] > side.shape[0] else side.shape[0]
+        each = side.expand(maps, *side.shape[1:]).flatten(0, 1)
+        each_length = None if lengths is None else lengths.expand(maps, -1).flatten()
+        index = pairs[..., column] + (map_index * side.shape[1] if maps > 1 else 0)
+        return each, each_length, index.expand(size, -1).flatten()
+
+    first, first_lengths, first_index = own(x, x_lengths, 0)
+    second, second_lengths, second_index = own(y, y_lengths, 1)
+    return problem._replace(
+        x=first,
+        y=second,
+        x_lengths=first_lengths,
+        y_lengths=second_lengths,
+        pairs=torch.stack([first_index, second_index], 1),
+    ), pairs.shape[1]
+
+
+def fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Tensor:
+    """(V, B) or (B,) numbers as (V * B,)."""
+    moved = numbers if dim is None else numbers.movedim(dim, 0)
+    return moved.expand(size, batch).reshape(size * batch)
+
+
+def fold_direction(size: int, dims: tuple[int | None, ...], batch: int, direction: Direction) -> Direction:
+    a, b = (fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True))
+    return direction._replace(a=a, b=b)
+
+
+def unfold(
+    size: int, batch: int, per_pair: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Gradients of V * B pairs as (V, B, ...), and where the mapped dimension is."""
+    sides = tuple(side if side.dim() == 1 else side.unflatten(0, (size, batch)) for side in per_pair)
+    return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)

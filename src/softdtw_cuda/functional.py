@@ -10,17 +10,12 @@ from torch import Tensor
 
 from . import _autograd
 from ._distances import DistanceFunction
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_flag
 from ._problem import Direction, Problem
 from ._torch_compat import in_forward_mode
-from ._validation import (
-    Lengths,
-    Omega,
-    check_cost,
-    check_flag,
-    check_omega,
-    check_series,
-    explains_arguments,
-)
+from ._validation import Omega, check_cost, check_omega, check_series
 
 DivergenceKind = Literal["soft", "sharp", "mean_cost"]
 

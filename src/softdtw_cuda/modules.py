@@ -7,17 +7,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ._distances import DistanceFunction, name_of
-from ._validation import (
-    Lengths,
-    check_bandwidth,
-    check_flag,
-    check_fused,
-    check_gamma,
-    check_metric,
-    check_real,
-    check_series,
-    explains_arguments,
-)
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_bandwidth, check_flag, check_fused, check_gamma, check_metric, check_real
+from ._validation import check_series
 from .functional import dilate_terms, softdtw
 
 Reduction = Literal["none", "mean", "sum"]
@@ -70,7 +63,7 @@ class SoftDTW(nn.Module):
         super().__init__()
         check_bandwidth(bandwidth)
         check_flag("normalize", normalize)
-        check_fused(fused, check_metric(dist), kernel_missing=None)
+        check_fused(fused, check_metric(dist), x=None)
         _check_reduction(reduction)
         self.gamma = check_gamma(gamma)
         self.bandwidth = bandwidth

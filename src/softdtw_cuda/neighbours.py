@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,16 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._distances import DistanceFunction
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_count, check_flag, check_memory_limit
 from ._problem import Problem
 from ._series import Series, TensorOrArray, as_batch, blocks_on, in_kind
-from ._validation import (
-    Lengths,
-    check_count,
-    check_flag,
-    check_memory_limit,
-    check_queries,
-    explains_arguments,
-)
+from ._validation import check_queries
 from .pairs import free_memory, half_self_values, tile_values
 
 CELLS_OF_A_TILE = 1 << 33
@@ -109,7 +104,11 @@ def softdtw_knn(
     problem = check_queries(x, y, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
     k = check_neighbours(k, y.shape[0], exclude_self)
     symmetric = database is None and problem.metric.is_named
-    with torch.no_grad(), _progress(problem, symmetric, progress) as bar:
+    total = len(x) * (len(x) + 1) // 2 if symmetric else len(x) * len(y)
+    with (
+        torch.no_grad(),
+        tqdm(total=total, desc="neighbours", unit="pair", unit_scale=True, disable=not progress) as bar,
+    ):
         nearest = nearest_series(problem, k + exclude_self, normalize, symmetric, limit, bar)
         if exclude_self:
             nearest = without_self(nearest, 0)
@@ -126,23 +125,13 @@ def check_neighbours(k: int, count: int, exclude_self: bool) -> int:
     return k
 
 
-@contextmanager
-def _progress(problem: Problem, symmetric: bool, shown: bool) -> Iterator[tqdm[Any]]:
-    """A bar that counts pairs."""
-    assert problem.y is not None
-    rows, columns = problem.x.shape[0], problem.y.shape[0]
-    total = rows * (rows + 1) // 2 if symmetric else rows * columns
-    with tqdm(total=total, desc="neighbours", unit="pair", unit_scale=True, disable=not shown) as bar:
-        yield bar
-
-
 def nearest_series(
     problem: Problem,
     k: int,
     normalize: bool,
     symmetric: bool,
     limit: int | None,
-    bar: tqdm[Any] | None = None,
+    bar: tqdm[Any],
 ) -> Nearest:
     """The k series of y that are nearest to each of x; y may be on the host.
 
@@ -175,7 +164,7 @@ def nearest_series(
             _update(nearest, each, nearest_of_tile(tile, columns.start, k))
             if symmetric and not on_diagonal:
                 _update(nearest, columns, nearest_of_tile(tile.mT, each.start, k))
-            if bar is not None and not bar.disable:
+            if not bar.disable:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)  # a bar shows what is done, not what is launched
                 size = tile.shape[0]

@@ -14,17 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from . import _autograd
 from ._backends import backend
 from ._distances import DistanceFunction, with_embedding
+from ._lengths import Lengths
+from ._migration import explains_arguments
+from ._options import check_flag, check_memory_limit
 from ._problem import Problem
 from ._series import TensorOrArray, as_batch, in_kind
 from ._torch_compat import in_transform
-from ._validation import (
-    Lengths,
-    check_all_pairs,
-    check_flag,
-    check_memory_limit,
-    check_pairs,
-    explains_arguments,
-)
+from ._validation import check_all_pairs, check_pairs
 from .functional import half_self
 
 SHARE_OF_FREE_MEMORY = 0.25
@@ -225,7 +221,7 @@ def pair_values(
     if problem.fused:  # embedded once, not for every pair
         problem = with_embedding(problem)
         part = count if whole else pairs_at_a_time(problem, records, limit)
-        return _autograd.pair_values(problem, count, part, pairs_of)
+        return _autograd.values_in_parts(problem, count, part, pairs_of)
     part = count if whole else pairs_at_a_time(problem, records, limit)
 
     def part_values(x: Tensor, y: Tensor, start: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config
-from softdtw_cuda._cuda.config import Kernel
+from softdtw_cuda._cuda.kernel import Kernel
 from softdtw_cuda._cuda.params import Params
 
 from .emulator import EmulatedModule, Flush, GuardedBuffer, build

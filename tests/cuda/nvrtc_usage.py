@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from softdtw_cuda._cuda.compile import compile_source
-from softdtw_cuda._cuda.config import Kernel
 from softdtw_cuda._cuda.config_dual import DualKernel
+from softdtw_cuda._cuda.kernel import Kernel
 
 
 class Usage(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from softdtw_cuda._cache_folder import cache_folder, read_cached, write_cached
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
-from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
+from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
 BINARY = bytes(range(256)) * 40

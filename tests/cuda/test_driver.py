@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from softdtw_cuda._cuda import config, driver
-from softdtw_cuda._cuda.config import FORWARD
+from softdtw_cuda._cuda.kernel import FORWARD
 from softdtw_cuda._cuda.params import Params, set_addresses
 
 KERNEL = config.choose(False, 8, torch.float32, False, False, True, config.Device()).main

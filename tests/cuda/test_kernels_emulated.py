@@ -14,7 +14,8 @@ from torch import Tensor
 
 from softdtw_cuda import SoftDTW, _backends, _reference
 from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Device, Kernel
+from softdtw_cuda._cuda.config import Device
+from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 from softdtw_cuda._problem import Problem
 from softdtw_cuda.modules import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded

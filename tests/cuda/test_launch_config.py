@@ -18,7 +18,18 @@ from torch.torch_version import TorchVersion
 import softdtw_cuda._ops  # noqa: F401  (registers the operators)
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, launch
-from softdtw_cuda._cuda.config import COST, DIRECT, TENSOR, UNIVARIATE, Device, Kernel, Plan
+from softdtw_cuda._cuda.config import Device, Plan
+from softdtw_cuda._cuda.kernel import (
+    ANY_ROWS,
+    COST,
+    DIRECT,
+    INPUT_CODES,
+    TENSOR,
+    UNIVARIATE,
+    WHOLE_QUADS,
+    WHOLE_SLICES,
+    Kernel,
+)
 from softdtw_cuda._cuda.params import Params
 from softdtw_cuda._problem import NO_BAND, Problem
 
@@ -40,7 +51,7 @@ def every_plan() -> list[tuple[Plan, Device]]:
     choices = itertools.product(
         (False, True),
         FEATURES,
-        config.INPUT_CODES,
+        INPUT_CODES,
         (False, True),
         (False, True),
         (False, True),
@@ -73,12 +84,12 @@ class TestChoice:
         for d in FEATURES:
             kernel = plan(d).main
             if kernel.mode != TENSOR:
-                assert kernel.fit == config.ANY_ROWS
-            elif kernel.fit == config.WHOLE_SLICES:
+                assert kernel.fit == ANY_ROWS
+            elif kernel.fit == WHOLE_SLICES:
                 assert d % kernel.dims == 0
             else:
-                assert (kernel.fit == config.WHOLE_QUADS) == (d % 4 == 0)
-        assert {plan(d).main.fit for d in (32, 64, 128, 4096)} == {config.WHOLE_SLICES}
+                assert (kernel.fit == WHOLE_QUADS) == (d % 4 == 0)
+        assert {plan(d).main.fit for d in (32, 64, 128, 4096)} == {WHOLE_SLICES}
         assert not any(plan(d, aligned=False).main.fit for d in FEATURES)
 
     def test_many_features_are_sliced_only_where_memory_asks_for_it(self) -> None:
@@ -125,7 +136,7 @@ class TestChoice:
     @pytest.mark.parametrize("aligned", [True, False])
     def test_alignment_does_not_change_the_state(self, aligned: bool) -> None:
         """The size of the state is asked for without knowing addresses."""
-        for d, dtype, bandwidth, n in itertools.product(FEATURES, config.INPUT_CODES, (-1, 7), (20, 500)):
+        for d, dtype, bandwidth, n in itertools.product(FEATURES, INPUT_CODES, (-1, 7), (20, 500)):
             chosen = config.fused_plan(n, d, dtype, bandwidth, aligned)
             layout = config.layout_of(chosen, 3, n, 400, bandwidth, True)
             assert layout.total == state_bytes(3, n, 400, d, dtype, bandwidth)

@@ -16,16 +16,20 @@ import torch
 
 from softdtw_cuda._cuda import config, config_dual
 from softdtw_cuda._cuda.compile import compile_source
-from softdtw_cuda._cuda.config import (
+from softdtw_cuda._cuda.config import Device
+from softdtw_cuda._cuda.kernel import (
     BACKWARD,
     COST,
     DIRECT,
     FORWARD,
     FORWARD_BACKWARD,
+    INPUT_CODES,
+    MATRIX,
+    PAIR,
     RERUN,
     TENSOR,
+    TILED,
     UNIVARIATE,
-    Device,
     Kernel,
 )
 from tests.cuda.nvrtc_usage import Compilations, Usage, usage_of
@@ -50,7 +54,7 @@ REGISTERS_OF_A_PROCESSOR = 65536
 def kernels_for(device: Device) -> tuple[Kernel, ...]:
     """Every kernel that a call on this device can ask for."""
     flags = (False, True)
-    choices = itertools.product(flags, FEATURES, config.INPUT_CODES, flags, flags, flags)
+    choices = itertools.product(flags, FEATURES, INPUT_CODES, flags, flags, flags)
     plans = [config.choose(*choice, device, many) for choice in choices for many in flags]
     return tuple(dict.fromkeys(kernel for plan in plans for kernel in (plan.main, plan.rerun) if kernel))
 
@@ -87,7 +91,7 @@ def name_of(value: object) -> str:
     if not isinstance(value, Kernel):
         return str(value)
     mode = {COST: "cost", DIRECT: "direct", UNIVARIATE: "univariate", TENSOR: "tensor"}[value.mode]
-    dtype = {code: str(dtype)[6:] for dtype, code in config.INPUT_CODES.items()}[value.input_code]
+    dtype = {code: str(dtype)[6:] for dtype, code in INPUT_CODES.items()}[value.input_code]
     flags = [name for name in ("wide", "banded", "sliced") if getattr(value, name)]
     return "-".join(
         [value.source, mode, dtype, f"dims{value.dims}", f"rows{value.lane_rows}", f"fit{value.fit}", *flags]
@@ -96,11 +100,11 @@ def name_of(value: object) -> str:
 
 def blocks_per_processor(kernel: Kernel, part: str, device: Device) -> int:
     """The second argument of the kernels' THREADS_PER_BLOCK, which the launch functions count on."""
-    if kernel.source != config.TILED:
+    if kernel.source != TILED:
         forward = 8 if kernel.wide else 16 if device.capability >= (10, 0) else 20
-        if kernel.source == config.MATRIX:
+        if kernel.source == MATRIX:
             return 12 if device.capability >= (9, 0) else 8
-        if kernel.source == config.PAIR:
+        if kernel.source == PAIR:
             return 16 if part == FORWARD else 8
         return {FORWARD: forward, BACKWARD: 4, RERUN: 2, FORWARD_BACKWARD: 4}[part]
     return kernel.forward_blocks if part == FORWARD else 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from softdtw_cuda._cpu.arguments import (
+from .arguments import (
     Array,
     Border,
     Boundary,
@@ -22,16 +22,17 @@ from softdtw_cuda._cpu.arguments import (
     Series,
     Tiles,
 )
-from softdtw_cuda._cpu.compile import jit, kernel
-from softdtw_cuda._cpu.costs import pack_tile, tile_costs
-from softdtw_cuda._cpu.forward import saved_boundary, value_of
-from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
-from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
-from softdtw_cuda._cpu.intrinsics import atomic_next, lanes_of, vload, vselect, vsplat, vstore
-from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
-from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
-from softdtw_cuda._cpu.sweep import sweep
-from softdtw_cuda._cpu.walk import scale_of, walk
+from .atomics import atomic_next
+from .compile import jit, kernel
+from .costs import pack_tile, tile_costs
+from .forward import saved_boundary, value_of
+from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
+from .gradients import GradientMemory, add_gradients
+from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from .shear import clear_margins, shear, unshear
+from .sweep import sweep
+from .vectors import lanes_of, vload, vselect, vsplat, vstore
+from .walk import scale_of, walk
 
 
 @jit
@@ -100,6 +101,33 @@ def reach_of(weights: Array, count: int) -> int:
     return count
 
 
+@jit
+def reached_part(inflow: Border, height: int, width: int) -> tuple[int, int]:
+    """How many rows and columns of a tile have alignment weight; no columns where none flows in.
+
+    Weight moves up and left only: what lies below and right of all inflow has none.
+    """
+    below, beside = reach_of(inflow.row, width), reach_of(inflow.column, height)
+    if beside == 0:
+        return height, below
+    if below == 0:
+        return beside, width
+    return height, width
+
+
+@jit
+def directions_at(memory: Array, start: int, size: int) -> Directions:
+    """Three arrays of `size` numbers, one after the other."""
+    first, second, stop = start + size, start + 2 * size, start + 3 * size
+    return Directions(memory[start:first], memory[first:second], memory[second:stop])
+
+
+@jit
+def border_at(memory: Array, start: int, edge: int) -> Border:
+    """The row and the column of a tile's border, one after the other."""
+    return Border(memory[start : start + edge], memory[start + edge : start + 2 * edge])
+
+
 @kernel
 def backward_worker(
     series: Series,
@@ -127,21 +155,13 @@ def backward_worker(
     used = rows.size
     diagonals = floats[used : used + plane]
     used += plane
-    shares = Directions(
-        floats[used : used + plane],
-        floats[used + plane : used + 2 * plane],
-        floats[used + 2 * plane : used + 3 * plane],
-    )
+    shares = directions_at(floats, used, plane)
     used += 3 * plane
     line_f = floats[used : used + span]
     used += span
-    lines = Directions(
-        floats[used : used + span],
-        floats[used + span : used + 2 * span],
-        floats[used + 2 * span : used + 3 * span],
-    )
+    lines = directions_at(floats, used, span)
     used += 3 * span
-    inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    inflow = border_at(floats, used, edge)
     used += 2 * edge
     line_n = scratch.integers[:span]
     memory = GradientMemory(floats[used:], scratch.integers[span:])
@@ -200,14 +220,9 @@ def backward_worker(
             corner = slot * (tiles.rows + tiles.columns) + tiles.rows + column - row
             take_inflow(flow, outflow, corner, grid, place, inflow, height, width, 1.0)
 
-            # Weight moves up and left only: what lies below and right of all inflow has none.
-            reach_below, reach_beside = reach_of(inflow.row, width), reach_of(inflow.column, height)
-            if reach_beside == 0:
-                width = reach_below
-            elif reach_below == 0:
-                height = reach_beside
+            height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            if reach_below + reach_beside > 0:
+            if width > 0:
                 tile_costs(series, place, tile, scratch, rows)
                 shear(rows, tile, diagonals)
                 found = saved_boundary(edges, tiles, grid, place, line_n)

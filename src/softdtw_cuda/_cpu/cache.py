@@ -22,7 +22,7 @@ from typing import Any
 import llvmlite
 import numba
 
-from softdtw_cuda._cache_folder import cache_folder, read_cached, write_cached
+from .._cache_folder import cache_folder, read_cached, write_cached
 
 try:
     from numba.core.caching import NullCache

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import numba
 import numba.core.options
 
-from softdtw_cuda._cache_folder import cache_folder, why_not_kept
-from softdtw_cuda._cpu import cache
-from softdtw_cuda._fork import wait_before_fork
+from .._cache_folder import cache_folder, why_not_kept
+from .._fork import wait_before_fork
+from . import cache
 
 if numba.config.DISABLE_JIT:
     raise ImportError("Numba compiles nothing while NUMBA_DISABLE_JIT is set")

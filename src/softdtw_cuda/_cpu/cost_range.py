@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from softdtw_cuda._cpu.arguments import Array, Series
-from softdtw_cuda._cpu.compile import jit, kernel
-from softdtw_cuda._cpu.intrinsics import atomic_next, lanes_of, vfma, vload, vselect, vsplat, vstore, vsum
+from .arguments import Array, Series
+from .atomics import atomic_next
+from .compile import jit, kernel
+from .vectors import lanes_of, vfma, vload, vselect, vsplat, vstore, vsum
 
 
 @jit

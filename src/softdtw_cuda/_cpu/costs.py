@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import math
 
-from softdtw_cuda._cpu.arguments import Array, Place, Scratch, Series, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import row_range, vectors_of
-from softdtw_cuda._cpu.intrinsics import (
-    lanes_of,
-    transpose,
-    vbroadcast,
-    vcount,
-    vfma,
-    vload,
-    vselect,
-    vsplat,
-    vstore,
-)
+from .arguments import Array, Place, Scratch, Series, Tile
+from .compile import jit
+from .geometry import row_range, vectors_of
+from .vectors import lanes_of, transpose, vbroadcast, vcount, vfma, vload, vselect, vsplat, vstore
 
 
 @jit

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 
-from softdtw_cuda._cpu.arguments import (
+from .arguments import (
     Border,
     Boundary,
-    Directions,
     DualEdges,
     DualFlow,
     DualLines,
@@ -25,19 +24,19 @@ from softdtw_cuda._cpu.arguments import (
     Staircase,
     Tiles,
 )
-from softdtw_cuda._cpu.backward import fill_with_nan, reach_of, take_inflow
-from softdtw_cuda._cpu.compile import jit, kernel
-from softdtw_cuda._cpu.costs import pack_tile, tile_costs
-from softdtw_cuda._cpu.dual_costs import tile_direction
-from softdtw_cuda._cpu.dual_sweep import dual_sweep
-from softdtw_cuda._cpu.dual_walk import dual_walk
-from softdtw_cuda._cpu.forward import saved_boundary
-from softdtw_cuda._cpu.geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
-from softdtw_cuda._cpu.gradients import GradientMemory, add_gradients
-from softdtw_cuda._cpu.intrinsics import lanes_of
-from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
-from softdtw_cuda._cpu.shear import clear_margins, shear, unshear
-from softdtw_cuda._cpu.walk import scale_of
+from .backward import border_at, directions_at, fill_with_nan, reached_part, take_inflow
+from .compile import jit, kernel
+from .costs import pack_tile, tile_costs
+from .dual_costs import tile_direction
+from .dual_sweep import dual_sweep
+from .dual_walk import dual_walk
+from .forward import saved_boundary
+from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
+from .gradients import GradientMemory, add_gradients
+from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from .shear import clear_margins, shear, unshear
+from .vectors import lanes_of
+from .walk import scale_of
 
 
 @jit
@@ -77,11 +76,7 @@ def dual_backward_worker(
     changes = floats[used + plane : used + 2 * plane]
     used += 2 * plane
     kept = DualShares(
-        Directions(
-            floats[used : used + plane],
-            floats[used + plane : used + 2 * plane],
-            floats[used + 2 * plane : used + 3 * plane],
-        ),
+        directions_at(floats, used, plane),
         floats[used + 3 * plane : used + 4 * plane],
         floats[used + 4 * plane : used + 5 * plane],
     )
@@ -94,21 +89,13 @@ def dual_backward_worker(
         floats[used + 3 * span : used + 4 * span],
     )
     used += 4 * span
-    weight_lines = Directions(
-        floats[used : used + span],
-        floats[used + span : used + 2 * span],
-        floats[used + 2 * span : used + 3 * span],
-    )
+    weight_lines = directions_at(floats, used, span)
     used += 3 * span
-    slope_lines = Directions(
-        floats[used : used + span],
-        floats[used + span : used + 2 * span],
-        floats[used + 2 * span : used + 3 * span],
-    )
+    slope_lines = directions_at(floats, used, span)
     used += 3 * span
-    inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    inflow = border_at(floats, used, edge)
     used += 2 * edge
-    slope_inflow = Border(floats[used : used + edge], floats[used + edge : used + 2 * edge])
+    slope_inflow = border_at(floats, used, edge)
     used += 2 * edge
     memory = GradientMemory(floats[used:], scratch.integers[span:])
     no_stairs = Staircase(1, 1, 0, 0, 1 << 40)
@@ -169,32 +156,16 @@ def dual_backward_worker(
             take_inflow(flow.weight, outflow, corner, grid, place, inflow, height, width, 1.0)
             take_inflow(flow.slope, slope_outflow, corner, grid, place, slope_inflow, height, width, 0.0)
 
-            # Weight moves up and left only: what lies below and right of all inflow has none.
-            reach_below, reach_beside = reach_of(inflow.row, width), reach_of(inflow.column, height)
-            if reach_beside == 0:
-                width = reach_below
-            elif reach_below == 0:
-                height = reach_beside
+            height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            if reach_below + reach_beside > 0:
+            if width > 0:
                 tile_costs(series, place, tile, scratch, rows)
                 shear(rows, tile, diagonals)
                 tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
                 shear(rows, tile, changes)
                 found = saved_boundary(dual_edges.edges, tiles, grid, place, scratch.integers)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
-                dual_walk(
-                    diagonals,
-                    changes,
-                    tile,
-                    scale,
-                    lines,
-                    dual_edges,
-                    boundary,
-                    no_stairs,
-                    True,
-                    kept,
-                )
+                dual_walk(diagonals, changes, tile, scale, lines, dual_edges, boundary, no_stairs, True, kept)
                 if has_cells_outside(tile):
                     clear_margins(diagonals, tile)
                     clear_margins(changes, tile)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from softdtw_cuda._cpu.arguments import FEATURES, MATRIX, TANGENTS, Array, Omega, Place, Series, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.costs import copy_rows, distance_rows
-from softdtw_cuda._cpu.geometry import row_range, vectors_of
-from softdtw_cuda._cpu.intrinsics import lanes_of, vbroadcast, vfma, vload, vsplat, vstore
+from .arguments import FEATURES, MATRIX, TANGENTS, Array, Omega, Place, Series, Tile
+from .compile import jit
+from .costs import copy_rows, distance_rows
+from .geometry import row_range, vectors_of
+from .vectors import lanes_of, vbroadcast, vfma, vload, vsplat, vstore
 
 
 @jit

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from softdtw_cuda._cpu.arguments import (
+from .arguments import (
     Array,
     Boundary,
     Directions,
@@ -20,16 +18,16 @@ from softdtw_cuda._cpu.arguments import (
     Series,
     Tiles,
 )
-from softdtw_cuda._cpu.compile import jit, kernel
-from softdtw_cuda._cpu.costs import pack_tile, tile_costs
-from softdtw_cuda._cpu.dual_costs import tile_direction
-from softdtw_cuda._cpu.dual_walk import dual_walk, staircase_of
-from softdtw_cuda._cpu.forward import clear_rest_of_edges, overwritten_boundary, saved_boundary
-from softdtw_cuda._cpu.geometry import grid_of, part_in_band, tile_in_band
-from softdtw_cuda._cpu.intrinsics import lanes_of
-from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
-from softdtw_cuda._cpu.shear import shear
-from softdtw_cuda._cpu.walk import scale_of
+from .compile import jit, kernel
+from .costs import pack_tile, tile_costs
+from .dual_costs import tile_direction
+from .dual_walk import dual_walk, staircase_of
+from .forward import clear_rest_of_edges, overwritten_boundary, saved_boundary, value_of
+from .geometry import grid_of, part_in_band, tile_in_band
+from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from .shear import shear
+from .vectors import lanes_of
+from .walk import scale_of
 
 
 @jit
@@ -131,24 +129,10 @@ def dual_forward_worker(
             reaches_bottom = tile.height == height
             stairs = staircase_of(series.x_lengths[pair], series.y_lengths[pair], row * edge, column * edge)
             boundary = Boundary(
-                found.top,
-                found.left,
-                found.corner_f,
-                found.corner_n,
-                bottom if reaches_bottom else -1,
-                right,
+                found.top, found.left, found.corner_f, found.corner_n, bottom if reaches_bottom else -1, right
             )
             f, n, advance = dual_walk(
-                diagonals,
-                changes,
-                tile,
-                scale,
-                lines,
-                dual_edges,
-                boundary,
-                stairs,
-                False,
-                nothing,
+                diagonals, changes, tile, scale, lines, dual_edges, boundary, stairs, False, nothing
             )
             clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             first_clear = tile.width if reaches_bottom else 0
@@ -159,10 +143,9 @@ def dual_forward_worker(
             elif advance != 0:
                 dual_edges.sums[slot] += advance
             if last_row and last_column:
+                value[pair] = value_of(f, n, series.gamma)
                 if f == 0:
-                    value[pair] = math.inf
                     dot[pair] = 0.0
                 else:
-                    value[pair] = series.gamma * (np.float64(n) * math.log(2.0) - math.log(np.float64(f)))
                     dot[pair] = math.nan if math.isnan(value[pair]) else dual_edges.sums[slot]
             finish(schedule, tiles, pair, row, column)

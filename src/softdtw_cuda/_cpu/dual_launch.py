@@ -6,35 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softdtw_cuda._cpu.arguments import (
-    FEATURES,
-    MATRIX,
-    POSITION,
-    TANGENTS,
-    DualEdges,
-    DualFlow,
-    Flow,
-    Gradients,
-    Omega,
-)
-from softdtw_cuda._cpu.config import dual_saved_bytes
-from softdtw_cuda._cpu.dual_backward import dual_backward_worker
-from softdtw_cuda._cpu.dual_forward import dual_forward_worker
-from softdtw_cuda._cpu.launch import (
+from .._problem import Direction, Problem
+from .._torch_compat import materialized
+from .arguments import FEATURES, MATRIX, POSITION, TANGENTS, DualEdges, DualFlow, Omega
+from .config import dual_saved_bytes
+from .dual_backward import dual_backward_worker
+from .dual_forward import dual_forward_worker
+from .launch import (
     beyond_range,
     computable,
     computed,
+    flow_of,
+    gradients_of,
     launch_workers,
     overwritten_edges,
     picked,
     plan,
     saved_edges,
-    smallest_weight,
 )
-from softdtw_cuda._cpu.problem import Arrays, arrays_of, series_of
-from softdtw_cuda._cpu.scratch import zeros
-from softdtw_cuda._problem import Direction, Problem
-from softdtw_cuda._torch_compat import materialized
+from .problem import Arrays, arrays_of, series_of
+from .scratch import zeros
 
 KINDS = {"tangents": TANGENTS, "matrix": MATRIX, "features": FEATURES, "position": POSITION}
 
@@ -94,48 +85,19 @@ def _dual_edges(arrays: Arrays, problem: Problem, slots: int, state: Tensor | No
     return DualEdges(edges, bottom_v, right_u, sums)
 
 
-def _forward(arrays: Arrays, problem: Problem, omega: Omega, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(arrays: Arrays, problem: Problem, omega: Omega, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega> and values, and a state of `size` bytes, or none of 0."""
     features = omega.series.dimensions
     threads, slots, schedule = plan(arrays, False, arrays.series.dimensions + features + 16)
     dot, value = (torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu") for _ in range(2))
     # Tiles at the edges leave bytes unwritten; equal calls give equal states all the same.
-    state = zeros([_state_bytes(arrays, problem) if save else 0], torch.uint8)
-    edges = _dual_edges(arrays, problem, slots, state if save else None)
+    state = zeros([size], torch.uint8)
+    edges = _dual_edges(arrays, problem, slots, state if size else None)
     arguments = (arrays.series, omega, arrays.tiles, schedule, edges, value.numpy(), dot.numpy())
     packed = arrays.series.dimensions + features
     sizes = _scratch_sizes(arrays, features, False)
     launch_workers(dual_forward_worker, arrays, threads, slots, sizes, packed, arguments)
     return dot, value, state
-
-
-def _state_bytes(arrays: Arrays, problem: Problem) -> int:
-    size = dual_saved_bytes(arrays.pairs, problem.n, problem.m, arrays.dtype, problem.bandwidth)
-    return int(size)
-
-
-def _flow(arrays: Arrays, slots: int) -> Flow:
-    tiles = arrays.tiles
-    return Flow(
-        np.empty(slots * tiles.columns * tiles.edge, arrays.float_type),
-        np.empty(slots * tiles.rows * tiles.edge, arrays.float_type),
-        np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
-    )
-
-
-def _gradients(
-    arrays: Arrays, grad: Tensor, value: Tensor, need: tuple[bool, bool], sides: tuple[Tensor, Tensor]
-) -> Gradients:
-    strides = [side.shape[1] * side.shape[2] if side.dim() == 3 else 0 for side in sides]
-    return Gradients(
-        grad.numpy(),
-        value.numpy(),
-        smallest_weight(arrays.dtype),
-        *need,
-        sides[0].view(-1).numpy(),
-        strides[0],
-        sides[1].view(-1).numpy(),
-        strides[1],
-    )
 
 
 def _backward(
@@ -155,12 +117,12 @@ def _backward(
     # The sweep has E-dot times gamma.
     slope_grad = grad * min(1 / problem.gamma, torch.finfo(arrays.dtype).max)
     needs = problem.need_x, problem.need_y
-    slope_gradients = _gradients(arrays, slope_grad, value, needs, (results[0], results[1]))
+    slope_gradients = gradients_of(arrays, slope_grad, value, needs, (results[0], results[1]))
     if omega.kind == TANGENTS:  # Omega changes with the series as well
-        weight_gradients = _gradients(arrays, grad, value, needs, (results[0], results[1]))
+        weight_gradients = gradients_of(arrays, grad, value, needs, (results[0], results[1]))
     else:
         needs = direction.need_a, direction.need_b
-        weight_gradients = _gradients(arrays, grad, value, needs, (results[2], results[3]))
+        weight_gradients = gradients_of(arrays, grad, value, needs, (results[2], results[3]))
     arguments = (
         arrays.series,
         omega,
@@ -169,7 +131,7 @@ def _backward(
         _dual_edges(arrays, problem, slots, state.contiguous()),
         slope_gradients,
         weight_gradients,
-        DualFlow(_flow(arrays, slots), _flow(arrays, slots)),
+        DualFlow(flow_of(arrays, slots), flow_of(arrays, slots)),
     )
     packed = arrays.series.dimensions + features
     sizes = _scratch_sizes(arrays, features, True)
@@ -187,7 +149,8 @@ def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Te
     save = problem.needs_gradient or direction.need_a or direction.need_b
     problem = computable(problem)
     arrays = arrays_of(problem)
-    dot, value, state = _forward(arrays, problem, _omega(arrays, problem, direction), save)
+    size = expected_state_bytes(problem, direction) if save else 0
+    dot, value, state = _forward(arrays, problem, _omega(arrays, problem, direction), size)
     samples = beyond_range(arrays, problem.n)
     if len(samples):
         wide = picked(problem, samples)._replace(need_x=False, need_y=False)
@@ -226,15 +189,9 @@ def expected_backward(
         for result, computed_wide in zip(results, found, strict=True):
             if result.numel():
                 result[samples] = computed_wide.to(result.dtype)
-
-    def given(gradient: Tensor, side: Tensor | None, needed: bool) -> Tensor:
-        if side is None or not needed:
-            return asked.no_gradient()
-        return gradient.to(asked.gradient_dtype(side))
-
     return (
-        given(results[0], asked.x, asked.need_x),
-        given(results[1], asked.y, asked.need_y),
-        given(results[2], direction.a, direction.need_a),
-        given(results[3], direction.b, direction.need_b),
+        asked.as_gradient(results[0], asked.x, asked.need_x),
+        asked.as_gradient(results[1], asked.y, asked.need_y),
+        asked.as_gradient(results[2], direction.a, direction.need_a),
+        asked.as_gradient(results[3], direction.b, direction.need_b),
     )

@@ -7,60 +7,11 @@ of eq. (15): what one predecessor gains another loses, to the last bit.
 
 from __future__ import annotations
 
-from softdtw_cuda._cpu.arguments import Array, Border, Directions, DualShares, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.intrinsics import (
-    lanes_of,
-    vbroadcast,
-    vfma,
-    vfrom_above,
-    vload,
-    vselect,
-    vsplat,
-    vstore,
-)
-
-
-@jit
-def _clear(flow: Directions, start: int, stop: int) -> None:
-    lanes = lanes_of(flow.up)
-    zero = vsplat(flow.up, 0.0)
-    for k in range(start, stop, lanes):
-        vstore(flow.up, k, zero)
-        vstore(flow.left, k, zero)
-        vstore(flow.diagonal, k, zero)
-
-
-@jit
-def _enter(flow: Directions, inflow: Border, after: int, s: int, low: int, high: int, tile: Tile) -> None:
-    """What comes from outside into the cells of anti-diagonal s in the tile's last row and column."""
-    lanes = lanes_of(flow.up)
-    b = s - tile.height + 1
-    if b >= low and b <= high:
-        flow.up[after + lanes + b] = inflow.row[b]
-    a = s - tile.width + 1
-    if a >= 0 and low <= high and high == tile.width - 1:
-        flow.left[after + lanes + tile.width] = inflow.column[a]
-
-
-@jit
-def _leave(flow: Directions, outflow: Border, here: int, s: int, low: int, high: int, tile: Tile) -> float:
-    """Add what leaves the tile's first row and column to `outflow`; what leaves for the corner."""
-    lanes = lanes_of(flow.up)
-    to_above, to_left = outflow.row, outflow.column
-    to_corner = flow.up[0] - flow.up[0]
-    if s < tile.width and high == s and low <= high:
-        to_above[s] = to_above[s] + flow.up[here + lanes + s]
-        if s > 0:
-            to_above[s - 1] = to_above[s - 1] + flow.diagonal[here + lanes + s]
-    if s < tile.height and low == 0 and low <= high:
-        to_left[s] = to_left[s] + flow.left[here + lanes]
-        if s > 0:
-            to_left[s - 1] = to_left[s - 1] + flow.diagonal[here + lanes]
-        else:
-            to_corner = flow.diagonal[here + lanes]
-    return to_corner  # type: ignore[no-any-return]  # what an Array holds is Any
+from .arguments import Array, Border, Directions, DualShares, Tile
+from .compile import jit
+from .geometry import diagonal_range, first_diagonal
+from .sweep import clear, enter, leave
+from .vectors import lanes_of, vbroadcast, vfma, vfrom_above, vload, vselect, vsplat, vstore
 
 
 @jit
@@ -89,21 +40,21 @@ def dual_sweep(
     zero = vsplat(alignment, 0.0)
     threshold = vsplat(alignment, smallest)
     here, after, after2 = 0, span, 2 * span
-    _clear(flow, 0, 3 * span)
-    _clear(slope_flow, 0, 3 * span)
+    clear(flow, 0, 3 * span)
+    clear(slope_flow, 0, 3 * span)
     to_corner, slope_to_corner = flow.up[0], slope_flow.up[0]
 
     for s in range(height + width - 2, first_diagonal(tile) - 1, -1):
         low, high = diagonal_range(s, tile)
         if low > high:  # the band has not entered the tile yet, or has left it
             first, stop = 0, 0
-            _clear(flow, here, here + span)
-            _clear(slope_flow, here, here + span)
+            clear(flow, here, here + span)
+            clear(slope_flow, here, here + span)
         else:
             first = low // lanes * lanes
             stop = high // lanes * lanes + lanes
-        _enter(flow, inflow, after, s, low, high, tile)
-        _enter(slope_flow, slope_inflow, after, s, low, high, tile)
+        enter(flow, inflow, after, s, low, high, tile)
+        enter(slope_flow, slope_inflow, after, s, low, high, tile)
         next_left = vbroadcast(flow.left, after + lanes + stop)
         next_diagonal = vbroadcast(flow.diagonal, after2 + lanes + stop)
         next_left_slope = vbroadcast(slope_flow.left, after + lanes + stop)
@@ -142,13 +93,13 @@ def dual_sweep(
             gain = up_to_diagonal + left_to_diagonal
             vstore(slope_flow.diagonal, here + lanes + b, vfma(weight, gain, diagonal * change))
         # What the previous two anti-diagonals read beside the vectors just written.
-        _clear(flow, here + first, here + first + lanes)
-        _clear(slope_flow, here + first, here + first + lanes)
+        clear(flow, here + first, here + first + lanes)
+        clear(slope_flow, here + first, here + first + lanes)
         flow.left[here + lanes + stop] = 0
         flow.diagonal[here + lanes + stop] = 0
         slope_flow.left[here + lanes + stop] = 0
         slope_flow.diagonal[here + lanes + stop] = 0
-        to_corner = _leave(flow, outflow, here, s, low, high, tile)
-        slope_to_corner = _leave(slope_flow, slope_outflow, here, s, low, high, tile)
+        to_corner = leave(flow, outflow, here, s, low, high, tile)
+        slope_to_corner = leave(slope_flow, slope_outflow, here, s, low, high, tile)
         here, after, after2 = after2, here, after
     return to_corner, slope_to_corner

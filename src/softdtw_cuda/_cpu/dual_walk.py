@@ -1,7 +1,7 @@
 """The recurrence over one tile with its derivative along a direction. Equation numbers: ``docs/math.md``.
 
 (f, n) as in `walk`; beside them the differences U and V of R-dot, the derivative of R, by (12) to (14). The
-shares p are wanted in the forward as well.
+shares p are needed in the forward as well.
 """
 
 from __future__ import annotations
@@ -10,36 +10,12 @@ import math
 
 import numpy as np
 
-from softdtw_cuda._cpu.arguments import (
-    Array,
-    Boundary,
-    DualEdges,
-    DualLines,
-    DualShares,
-    Scale,
-    Staircase,
-    Tile,
-)
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.intrinsics import (
-    lanes_of,
-    vbroadcast,
-    vdivide_by_power,
-    vdown,
-    vexp2,
-    vexponent,
-    vfma,
-    vfrom_below,
-    vload,
-    vmin,
-    vround,
-    vround_to_int,
-    vselect,
-    vsplat,
-    vstore,
-    zero_exponent,
-)
+from .arguments import Array, Boundary, DualEdges, DualLines, DualShares, Scale, Staircase, Tile
+from .compile import jit
+from .geometry import diagonal_range, first_diagonal
+from .scaled_floats import vdivide_by_power, vdown, vexp2, vexponent, vround, vround_to_int, zero_exponent
+from .vectors import lanes_of, vbroadcast, vfma, vfrom_below, vload, vmin, vselect, vsplat, vstore
+from .walk import share_of
 
 
 @jit
@@ -183,13 +159,9 @@ def dual_walk(
             vstore(line_n, here + lanes + b, n)
 
             inverse = one / vselect(total < smallest, smallest, total)
-            # One Newton step each: a lone path must keep all of its weight, to the last bit.
-            up = term_up * inverse
-            up = vfma(vfma(zero - up, total, term_up), inverse, up)
-            side = term_left * inverse
-            side = vfma(vfma(zero - side, total, term_left), inverse, side)
-            across = term_diagonal * inverse
-            across = vfma(vfma(zero - across, total, term_diagonal), inverse, across)
+            up = share_of(term_up, total, inverse, zero)
+            side = share_of(term_left, total, inverse, zero)
+            across = share_of(term_diagonal, total, inverse, zero)
             # A cell that no path reaches takes shares that sum to 1, so that U - V = c - b around it.
             across = vselect(total == zero, one, across)
 

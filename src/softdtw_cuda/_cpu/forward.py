@@ -6,26 +6,15 @@ import math
 
 import numpy as np
 
-from softdtw_cuda._cpu.arguments import (
-    Array,
-    Boundary,
-    Directions,
-    Edges,
-    Grid,
-    Place,
-    Schedule,
-    Scratch,
-    Series,
-    Tile,
-    Tiles,
-)
-from softdtw_cuda._cpu.compile import jit, kernel
-from softdtw_cuda._cpu.costs import pack_tile, tile_costs
-from softdtw_cuda._cpu.geometry import grid_of, part_in_band, saved_slot, tile_in_band
-from softdtw_cuda._cpu.intrinsics import lanes_of, zero_exponent
-from softdtw_cuda._cpu.schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
-from softdtw_cuda._cpu.shear import shear
-from softdtw_cuda._cpu.walk import scale_of, walk
+from .arguments import Array, Boundary, Directions, Edges, Grid, Place, Schedule, Scratch, Series, Tile, Tiles
+from .compile import jit, kernel
+from .costs import pack_tile, tile_costs
+from .geometry import grid_of, part_in_band, saved_slot, tile_in_band
+from .scaled_floats import zero_exponent
+from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
+from .shear import shear
+from .vectors import lanes_of
+from .walk import scale_of, walk
 
 
 @jit

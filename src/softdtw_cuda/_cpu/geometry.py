@@ -12,8 +12,8 @@ Vectors run along b.
 
 from __future__ import annotations
 
-from softdtw_cuda._cpu.arguments import Grid, Series, Tile, Tiles
-from softdtw_cuda._cpu.compile import jit
+from .arguments import Grid, Series, Tile, Tiles
+from .compile import jit
 
 
 @jit

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from softdtw_cuda._cpu.arguments import Array, Gradients, Place, Series, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import row_range, vector_rows, vectors_of
-from softdtw_cuda._cpu.intrinsics import lanes_of, vbroadcast, vfma, vload, vsplat, vstore, vsum
+from .arguments import Array, Gradients, Place, Series, Tile
+from .compile import jit
+from .geometry import row_range, vector_rows, vectors_of
+from .vectors import lanes_of, vbroadcast, vfma, vload, vsplat, vstore, vsum
 
 LARGEST_LANE_WISE_DIMENSION = 8
 """Up to this D the products keep lanes along y's time axis, above it along the dimensions."""

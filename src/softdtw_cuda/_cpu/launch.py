@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softdtw_cuda._cpu.arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
-from softdtw_cuda._cpu.backward import backward_worker, scale_worker
-from softdtw_cuda._cpu.compile import compile_for
-from softdtw_cuda._cpu.config import gradient_with_value, kept_sizes, saved_bytes, saved_edge_cells
-from softdtw_cuda._cpu.cost_range import largest_cost_worker, largest_distance_worker
-from softdtw_cuda._cpu.forward import forward_worker
-from softdtw_cuda._cpu.problem import Arrays, arrays_of, order_of_tiles
-from softdtw_cuda._cpu.scratch import borrow, empty, give_back, zeros
-from softdtw_cuda._cpu.threads import run, threads_for
-from softdtw_cuda._problem import Problem
-from softdtw_cuda._torch_compat import materialized
+from .._problem import Problem
+from .._torch_compat import materialized
+from .arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
+from .backward import backward_worker, scale_worker
+from .compile import compile_for
+from .config import gradient_with_value, kept_sizes, saved_bytes, saved_edge_cells
+from .cost_range import largest_cost_worker, largest_distance_worker
+from .forward import forward_worker
+from .problem import Arrays, arrays_of, order_of_tiles
+from .scratch import borrow, empty, give_back, zeros
+from .threads import run, threads_for
 
 LOG2_E = 1.4426950408889634
 
@@ -162,6 +162,33 @@ def smallest_weight(dtype: torch.dtype) -> float:
     return 2.0**-64 if dtype == torch.float32 else 2.0**-900
 
 
+def gradients_of(
+    arrays: Arrays, grad: Tensor, value: Tensor, need: tuple[bool, bool], sides: tuple[Tensor, Tensor]
+) -> Gradients:
+    """Where the gradients of two sides go, and what they are made of; a side without need is empty."""
+    strides = [side.shape[1] * side.shape[2] if side.dim() == 3 else 0 for side in sides]
+    return Gradients(
+        grad.numpy(),
+        value.numpy(),
+        smallest_weight(arrays.dtype),
+        *need,
+        sides[0].view(-1).numpy(),
+        strides[0],
+        sides[1].view(-1).numpy(),
+        strides[1],
+    )
+
+
+def flow_of(arrays: Arrays, slots: int) -> Flow:
+    """Memory for the weight between tiles."""
+    tiles = arrays.tiles
+    return Flow(
+        np.empty(slots * tiles.columns * tiles.edge, arrays.float_type),
+        np.empty(slots * tiles.rows * tiles.edge, arrays.float_type),
+        np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
+    )
+
+
 def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor, Tensor]:
     threads, slots, schedule = plan(arrays, False, arrays.series.dimensions + 8)
     value = torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu")
@@ -186,29 +213,15 @@ def _backward(
 ) -> None:
     """Gradients into gx and gy; without a state, of pairs of one tile, also the values."""
     threads, slots, schedule = plan(arrays, True, arrays.series.dimensions + 8)
-    tiles = arrays.tiles
     if state is None:
         edges = overwritten_edges(arrays, slots)
     else:
         edges = saved_edges(state.contiguous(), arrays, problem.n, problem.bandwidth)
         value = value.detach().to(arrays.dtype).contiguous()
-    gradients = Gradients(
-        materialized(grad.detach()).to(arrays.dtype).contiguous().numpy(),
-        value.numpy(),
-        smallest_weight(arrays.dtype),
-        problem.need_x,
-        problem.need_y,
-        gx.view(-1).numpy(),
-        problem.n * problem.x.shape[2],
-        gy.view(-1).numpy(),
-        problem.m * problem.x.shape[2],
-    )
-    flow = Flow(
-        np.empty(slots * tiles.columns * tiles.edge, arrays.float_type),
-        np.empty(slots * tiles.rows * tiles.edge, arrays.float_type),
-        np.empty(slots * (tiles.rows + tiles.columns), arrays.float_type),
-    )
-    arguments = (arrays.series, tiles, schedule, edges, gradients, flow, state is None)
+    grad = materialized(grad.detach()).to(arrays.dtype).contiguous()
+    gradients = gradients_of(arrays, grad, value, (problem.need_x, problem.need_y), (gx, gy))
+    flow = flow_of(arrays, slots)
+    arguments = (arrays.series, arrays.tiles, schedule, edges, gradients, flow, state is None)
     sizes = scratch_sizes(arrays, True)
     launch_workers(backward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
 
@@ -365,7 +378,4 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
             gx[samples] = wide_gx.to(gx.dtype)
         if problem.need_y:
             gy[samples] = wide_gy.to(gy.dtype)
-    return (
-        gx.to(asked.gradient_dtype(asked.x)) if asked.need_x else asked.no_gradient(),
-        asked.no_gradient() if asked.y is None or not asked.need_y else gy.to(asked.gradient_dtype(asked.y)),
-    )
+    return asked.as_gradient(gx, asked.x, asked.need_x), asked.as_gradient(gy, asked.y, asked.need_y)

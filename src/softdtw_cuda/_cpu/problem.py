@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softdtw_cuda._cpu.arguments import UNBANDED, Array, Series, Tiles
-from softdtw_cuda._cpu.config import saved_columns, tile_edge, tile_radius
-from softdtw_cuda._cpu.intrinsics import VECTOR_BYTES
-from softdtw_cuda._problem import Problem
+from .._problem import Problem
+from .arguments import UNBANDED, Array, Series, Tiles
+from .config import saved_columns, tile_edge, tile_radius
+from .vectors import VECTOR_BYTES
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,10 +10,10 @@ kept in ``resume``; everything else that it needs to go on is in memory already.
 
 from __future__ import annotations
 
-from softdtw_cuda._cpu.arguments import Array, Grid, Schedule, Tiles
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import tile_in_band
-from softdtw_cuda._cpu.intrinsics import atomic_next, load_acquire, store_release
+from .arguments import Array, Grid, Schedule, Tiles
+from .atomics import atomic_next, load_acquire, store_release
+from .compile import jit
+from .geometry import tile_in_band
 
 SPINS_BEFORE_YIELD = 2000
 NONE_LEFT = -1

@@ -6,10 +6,10 @@ An anti-diagonal is then contiguous. Both arrays have a pitch of ``edge + lanes`
 
 from __future__ import annotations
 
-from softdtw_cuda._cpu.arguments import Array, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import vector_rows, vectors_of
-from softdtw_cuda._cpu.intrinsics import lanes_of, shear_down, shear_up, vsplat, vstore
+from .arguments import Array, Tile
+from .compile import jit
+from .geometry import vector_rows, vectors_of
+from .vectors import lanes_of, shear_down, shear_up, vsplat, vstore
 
 
 @jit

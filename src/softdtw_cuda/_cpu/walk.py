@@ -9,27 +9,11 @@ import math
 
 import numpy as np
 
-from softdtw_cuda._cpu.arguments import Array, Boundary, Directions, Edges, Scale, Tile
-from softdtw_cuda._cpu.compile import jit
-from softdtw_cuda._cpu.geometry import diagonal_range, first_diagonal
-from softdtw_cuda._cpu.intrinsics import (
-    lanes_of,
-    vbroadcast,
-    vdivide_by_power,
-    vdown,
-    vexp2,
-    vexponent,
-    vfma,
-    vfrom_below,
-    vload,
-    vmin,
-    vround,
-    vround_to_int,
-    vselect,
-    vsplat,
-    vstore,
-    zero_exponent,
-)
+from .arguments import Array, Boundary, Directions, Edges, Scale, Tile
+from .compile import jit
+from .geometry import diagonal_range, first_diagonal
+from .scaled_floats import vdivide_by_power, vdown, vexp2, vexponent, vround, vround_to_int, zero_exponent
+from .vectors import lanes_of, vbroadcast, vfma, vfrom_below, vload, vmin, vselect, vsplat, vstore
 
 
 @jit
@@ -47,6 +31,13 @@ def scale_of(gamma: float, path: int, floats: Array) -> Scale:
     floats[0] = scale  # rounds it to their type
     high = np.float64(floats[0])
     return Scale(high, scale - high, largest_cost_of(high, path, floats))
+
+
+@jit
+def share_of(term: Array, total: Array, inverse: Array, zero: Array) -> Array:
+    """Eq. (7). One Newton step: a lone path must keep all of its weight, to the last bit."""
+    share = term * inverse
+    return vfma(vfma(zero - share, total, term), inverse, share)
 
 
 @jit
@@ -150,17 +141,10 @@ def walk(
             vstore(line_n, here + lanes + b, n)
             if keep_shares:
                 inverse = one / vselect(total < smallest, smallest, total)
-                # One Newton step each: a lone path must keep all of its weight, to the last bit.
-                term_up = up_f * scale_up
-                term_left = left_cell_f * scale_left
-                term_diagonal = diagonal_f * scale_diagonal
-                up = term_up * inverse
-                vstore(shares.up, s * pitch + b, vfma(vfma(zero - up, total, term_up), inverse, up))
-                side = term_left * inverse
-                vstore(shares.left, s * pitch + b, vfma(vfma(zero - side, total, term_left), inverse, side))
-                across = term_diagonal * inverse
-                across = vfma(vfma(zero - across, total, term_diagonal), inverse, across)
-                vstore(shares.diagonal, s * pitch + b, across)
+                at = s * pitch + b
+                vstore(shares.up, at, share_of(up_f * scale_up, total, inverse, zero))
+                vstore(shares.left, at, share_of(left_cell_f * scale_left, total, inverse, zero))
+                vstore(shares.diagonal, at, share_of(diagonal_f * scale_diagonal, total, inverse, zero))
 
         # What the next two anti-diagonals read beside the vectors just written.
         vstore(line_f, here + lanes + stop, zero)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .._cache_folder import cache_folder, read_cached, write_cached
-from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 from .config_dual import DualKernel
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 
 _KERNELS = Path(__file__).parent / "kernels"
 _PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}

@@ -20,17 +20,23 @@ from typing import Any
 
 import torch
 
-INPUT_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-
-COST, DIRECT, UNIVARIATE, TENSOR = 0, 1, 2, 3
-"""The kernels' MODE: a given cost matrix, direct differences, D = 1, tensor cores."""
-
-FORWARD, BACKWARD, RERUN, FORWARD_BACKWARD = "forward", "backward", "rerun", "forward_backward"
-"""Parts of a source: kernels that are compiled and launched by themselves."""
-
-TILED, UNIVARIATE_SOURCE, PAIR, MATRIX, WIDE_SOURCE = "tiled", "univariate", "pair", "matrix", "wide"
-"""Sources: costs made tile by tile beside the walk; one warp per strip for D = 1; one warp per pair; one warp
-per cost matrix; wide numbers."""
+from .kernel import (
+    ANY_ROWS,
+    COST,
+    DIRECT,
+    INPUT_CODES,
+    MATRIX,
+    PAIR,
+    TENSOR,
+    TILED,
+    UNIVARIATE,
+    UNIVARIATE_SOURCE,
+    WHOLE_QUADS,
+    WHOLE_SLICES,
+    WIDE_SOURCE,
+    Kernel,
+    padded,
+)
 
 DIRECT_UP_TO = 16
 """Feature counts up to this use direct differences, which keep every digit of nearly equal series; above, the
@@ -42,23 +48,11 @@ MANY_FEATURES_AT_A_TIME = 128
 FEATURES_OF_A_SLICE = 32
 """More features are taken in slices, so small that registers hold the next one while this one is at work."""
 
-MOST_CENTRES = 1024
-"""Features whose centres a sliced kernel keeps."""
-
-ANY_ROWS, WHOLE_QUADS, WHOLE_SLICES = 0, 1, 2
-"""The kernels' FIT: how rows of features can be read."""
-
 LONGEST_STRIP = 64
 """Rows of a strip whose lanes have two rows each."""
 TILE = 32
 ROW_WORD = 16
 """Bytes of a hand-off word; wide numbers take two, in two sets of rows."""
-
-PACKED_LANE_BYTES = 22
-"""What a checkpoint of two rows of a lane takes when it is packed."""
-
-PAIR_WINDOW = 128
-"""Columns of y that a warp which walks a whole pair has in shared memory."""
 
 PAIRS_PER_PROCESSOR = 3
 """From so many on, a warp for each pair is quicker than a block for each strip. Time against that on an H200,
@@ -85,272 +79,6 @@ class Device:
     """Largest shared memory of a block."""
     capability: tuple[int, int] = (9, 0)
     processors: int = 132
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One compiled source with its constants."""
-
-    source: str
-    mode: int
-    input_code: int
-    banded: bool
-    lane_rows: int
-    checkpoint: int
-    subwalk: int = 0
-    packed: bool = False
-    dims: int = 1
-    sliced: bool = False
-    fit: int = 0
-    forward_blocks: int = 1
-
-    @functools.cached_property
-    def tag(self) -> str:
-        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
-        return repr(self)
-
-    @property
-    def wide(self) -> bool:
-        """Double fractions and 64-bit exponents."""
-        return self.source == WIDE_SOURCE
-
-    @property
-    def walks_whole_pairs(self) -> bool:
-        """A block walks all strips of a pair, one after the other."""
-        return self.source in (PAIR, MATRIX)
-
-    @property
-    def strip_rows(self) -> int:
-        return 32 * self.lane_rows
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The kernels in the source: `forward` and `backward`; `rerun` where flagged pairs are walked again;
-        `forward_backward` for both passes over small pairs, which are float32, of one strip."""
-        if self.wide:
-            return FORWARD, BACKWARD, RERUN
-        if self.walks_whole_pairs:
-            return FORWARD, BACKWARD
-        has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
-        return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
-
-    def name(self, part: str) -> str:
-        """Of one of `parts` in the source."""
-        return f"{self.source}_{part}"
-
-    def threads(self, part: str) -> int:
-        """Of a block of one of `parts`."""
-        if self.source != TILED:
-            return 32
-        return 160 if part == FORWARD else 512
-
-    def shared(self, part: str) -> int:
-        """Bytes of shared memory of a block of one of `parts`."""
-        return self.forward_shared if part == FORWARD else self.backward_shared
-
-    @property
-    def forward_shared(self) -> int:
-        return _forward_shared(self).size
-
-    @property
-    def backward_shared(self) -> int:
-        return _backward_shared(self).size
-
-    @property
-    def word_bytes(self) -> int:
-        """A scaled number: fraction and exponent."""
-        return 16 if self.wide else 8
-
-    def defines(self) -> dict[str, int]:
-        """Macros that the sources expect."""
-        macros = {
-            "MODE": self.mode,
-            "INPUT": self.input_code,
-            "BANDED": int(self.banded),
-            "LANE_ROWS": self.lane_rows,
-            "CHECKPOINT": self.checkpoint,
-            "FORWARD_SHARED": self.forward_shared,
-            "BACKWARD_SHARED": self.backward_shared,
-        }
-        if self.source == PAIR:
-            macros |= {"DIMS": self.dims, "PACKED": int(self.packed)}
-        elif self.source == MATRIX:
-            macros["PACKED"] = int(self.packed)
-        elif self.source == TILED:
-            macros |= {"DIMS": self.dims, "SLICED": int(self.sliced), "FIT": self.fit}
-            macros["FORWARD_BLOCKS"] = self.forward_blocks
-        else:
-            macros["SUBWALK"] = self.subwalk
-        if self.source == UNIVARIATE_SOURCE:
-            macros["PACKED"] = int(self.packed)
-        return macros
-
-    def strips(self, n: int) -> int:
-        """Strips of a series of n rows."""
-        return (n + self.strip_rows - 1) // self.strip_rows
-
-    def checkpoints(self, m: int, bandwidth: int) -> int:
-        """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
-
-        The first is where the walk starts, and is not kept.
-        """
-        every = (m + self.strip_rows - 2) // self.checkpoint
-        if bandwidth < 0:
-            return every
-        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
-        return narrow
-
-    def bound_columns(self, m: int, bandwidth: int) -> int:
-        """Columns of a strip's bottom row."""
-        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
-        return columns
-
-    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Lane states of one pair: two anti-diagonals per checkpoint of each strip."""
-        each = 32 * PACKED_LANE_BYTES if self.packed else 2 * self.strip_rows * self.word_bytes
-        return self.strips(n) * self.checkpoints(m, bandwidth) * each
-
-    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
-        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
-        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
-
-
-def _padded(size: int, to: int = 16) -> int:
-    return (size + to - 1) // to * to
-
-
-# ---- shared memory: the structures of the kernels, member by member, which static assertions there compare
-
-
-@dataclass(frozen=True)
-class _Type:
-    """Size and alignment of a C++ type."""
-
-    size: int
-    alignment: int
-
-    def __mul__(self, count: int) -> _Type:
-        """An array."""
-        return _Type(self.size * count, self.alignment)
-
-    def aligned(self, to: int) -> _Type:
-        """A member with `alignas(to)`."""
-        return _Type(self.size, max(self.alignment, to))
-
-
-_WORD = _Type(4, 4)
-"""float, i32, u32"""
-_FEATURES = _Type(16, 8)
-_ORDER = _WORD * 2
-
-
-def _struct(*members: _Type, alignment: int = 1) -> _Type:
-    size = 0
-    for member in members:
-        size = _padded(size, member.alignment) + member.size
-        alignment = max(alignment, member.alignment)
-    return _Type(_padded(size, alignment), alignment)
-
-
-_STRIP = _struct(_WORD * 11, _Type(3, 1))
-_SCHEDULE = _struct(_STRIP, _WORD * 10, _Type(2, 1))
-
-
-def _vector(k: Kernel, reals: int) -> _Type:
-    """Numbers of a lane that are read in one access."""
-    size = (8 if k.wide else 4) * reals
-    return _Type(size, size)
-
-
-def _planes(k: Kernel, rows: int) -> _Type:
-    """Rows of features as operands of tensor cores, in two planes for float32."""
-    planes = 2 if k.input_code == 0 else 1
-    return (_Type(2, 2) * (planes * rows * (k.dims + 8))).aligned(16)
-
-
-def _normalization(k: Kernel) -> _Type:
-    if k.mode != TENSOR:
-        return _WORD
-    own = (
-        (_WORD * MOST_CENTRES).aligned(16) if k.sliced else _struct(_planes(k, k.strip_rows), _WORD * k.dims)
-    )
-    return _struct(own, _WORD * k.strip_rows, _WORD, _FEATURES.aligned(16))
-
-
-def _cost_shared(k: Kernel) -> _Type:
-    if k.mode == COST:
-        return _WORD
-    if k.mode == DIRECT:
-        return _WORD * (32 * k.dims)
-    if not k.sliced:
-        return _struct(_planes(k, 32), _WORD * 32)
-    return _struct(_planes(k, 2 * 32), _WORD * 32, _planes(k, 2 * k.strip_rows), _WORD * k.dims)
-
-
-def _grad_shared(k: Kernel) -> _Type:
-    if k.mode == COST:
-        return _WORD
-    if k.mode == DIRECT:
-        return _WORD * ((k.strip_rows + 32) * k.dims + 4 * k.strip_rows * (k.dims + 1))
-    if not k.sliced:
-        return _struct(_planes(k, 32))
-    return _struct(_planes(k, 2 * k.strip_rows), _WORD * k.dims, _planes(k, 2 * 32))
-
-
-def _ring(k: Kernel, chunks: int) -> _Type:
-    """Steps of all rows of a strip."""
-    stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
-    return (_WORD * (chunks * 32 * stride)).aligned(16)
-
-
-def _window(k: Kernel, columns: int) -> _Type:
-    """Columns of y, in vectors of up to four features."""
-    return _vector(k, min(k.dims, 4)) * (columns * max(k.dims // 4, 1))
-
-
-def _wide_costs(k: Kernel) -> _Type:
-    """Costs of eight steps."""
-    return _vector(k, k.lane_rows) * (8 * 32)
-
-
-def _forward_shared(k: Kernel) -> _Type:
-    rows = _vector(k, 2) * 64
-    if k.source == PAIR:
-        return _struct(_window(k, PAIR_WINDOW), rows, alignment=64)
-    if k.source == MATRIX:
-        return _struct(_vector(k, k.lane_rows) * (32 * 33), rows, alignment=64)
-    if k.source == WIDE_SOURCE:
-        return _struct(rows, _wide_costs(k), alignment=64)
-    if k.source == UNIVARIATE_SOURCE:
-        return _struct(rows, _WORD * (k.strip_rows + 32), alignment=64)
-    return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _STRIP, _WORD)
-
-
-def _backward_shared(k: Kernel) -> _Type:
-    shares, left, state = _vector(k, 2 * k.lane_rows), _vector(k, k.lane_rows), _vector(k, 2)
-    if k.source == PAIR:
-        windows = _window(k, PAIR_WINDOW), _window(k, 32)
-        return _struct(shares * 1024, *windows, state * 32, _WORD * 64, alignment=64)
-    if k.source == MATRIX:
-        return _struct(shares * (32 * 33), state * 32, _WORD * 64, alignment=64)
-    if k.source != TILED:
-        members = [shares * (k.subwalk * 32), *([left * (k.subwalk * 32)] if k.banded else [])]
-        members += [state * (2 * k.subwalk), state * k.checkpoint]
-        if k.source == WIDE_SOURCE:
-            members.append(_wide_costs(k))
-            members.append(state * (2 * k.strip_rows * (k.checkpoint // k.subwalk - 2)))
-        else:
-            members.append(_WORD * (k.strip_rows + k.checkpoint))
-        return _struct(*members, alignment=64)
-    chunks = k.checkpoint // 32
-    slots = chunks + 1
-    return _struct(
-        *(_ring(k, k.lane_rows + 2 * chunks), _ring(k, k.lane_rows + 2)),
-        *(shares * (slots * 1024), left * ((slots if k.banded else 1) * 1024)),
-        *(_normalization(k), _cost_shared(k), _grad_shared(k), state * 32, _WORD * 64),
-        *(_WORD * 8, _ORDER * 2, _SCHEDULE, _WORD),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -531,11 +259,11 @@ def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool
     """Layout of the forward's buffer: the state when `save`, else scratch of O(m) per pair."""
     progress = 16
     grad_y_order = progress + batch * 16
-    rows = _padded(grad_y_order + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
+    rows = padded(grad_y_order + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
     row_bytes = plan.row_bytes(n, m)
     range_flags = scratch = rows + batch * row_bytes * (2 if plan.rerun is None else 1)
     filled = range_flags + (batch + 1) * 4
-    pairs = _padded(filled, 128)
+    pairs = padded(filled, 128)
     pair_bytes = plan.pair_bytes(n, m, bandwidth, save)
     if plan.rerun is None:
         more_rows, more_row_bytes = rows + batch * row_bytes, row_bytes

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from . import config
-from .config import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES, Device
+from .config import Device
+from .kernel import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES, StripKernel
 
 KINDS = {"tangents": 0, "matrix": 1, "features": 2, "position": 3}
 """The kernels' KIND: what Omega is."""
 
-STRIP_ROWS = 32
 FORWARD_STEPS = 32
 """Steps that are made ready together in the forward."""
 WEIGHT_STRIDE, WEIGHT_MARGIN = 33, 3
@@ -27,7 +27,7 @@ LARGE_SHARED = 98304
 
 
 @dataclass(frozen=True)
-class DualKernel:
+class DualKernel(StripKernel):
     """One compiled source with its constants, for `driver.Gpu`."""
 
     mode: int
@@ -37,16 +37,8 @@ class DualKernel:
     pipelined: bool
     """Warps of the backward have roles of their own, and buffers between them."""
     source = "dual"
+    strip_rows = 32
     parts = (FORWARD, BACKWARD)
-
-    @functools.cached_property
-    def tag(self) -> str:
-        """A name of its own."""
-        return repr(self)
-
-    def name(self, part: str) -> str:
-        """Of one of `parts` in the source."""
-        return f"dual_{part}"
 
     def threads(self, part: str) -> int:
         """Of a block of one of `parts`."""
@@ -67,8 +59,8 @@ class DualKernel:
         return 16 if self.double else 32
 
     @property
-    def entry(self) -> int:
-        """Bytes of a cell's weight and Omega."""
+    def word_bytes(self) -> int:
+        """Also of a cell's weight and Omega."""
         return 8 + 2 * self.real
 
     def _slices(self, steps: int) -> int:
@@ -81,17 +73,17 @@ class DualKernel:
         """Bytes of shared memory of a block of one of `parts`: the structures of the kernels."""
         if part == FORWARD:
             row = 2 * 32 * (32 if self.double else 24)  # n, f, V and the derivative of R
-            size = self._making(FORWARD_STEPS) + 2 * 1024 * self.entry + row + 4
+            size = self._making(FORWARD_STEPS) + 2 * 1024 * self.word_bytes + row + 4
         else:
             steps, real, buffers = self.checkpoint, self.real, 2 if self.pipelined else 1
             overlaid = sum if self.pipelined else max
             making = self._making(steps // buffers)
             work = overlaid((buffers * 5 * steps * 32 * real, making, self._slices(steps)))
-            cells = overlaid((steps * 32 * self.entry, 4 * steps * 16 * real))
+            cells = overlaid((steps * 32 * self.word_bytes, 4 * steps * 16 * real))
             weights = buffers * (2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real + 32 * 8)
             align = 8 if self.double else 16
             size = work + cells + (weights + align - 1) // align * align
-            size += steps * self.entry + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
+            size += steps * self.word_bytes + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
         return (size + 15) // 16 * 16
 
     @property
@@ -116,32 +108,9 @@ class DualKernel:
             "BACKWARD_BLOCKS": self.blocks[1],
         }
 
-    def strips(self, n: int) -> int:
-        """Strips of a series of n rows."""
-        return (n + STRIP_ROWS - 1) // STRIP_ROWS
-
-    def checkpoints(self, m: int, bandwidth: int) -> int:
-        """Checkpoints kept of a strip; the first is where the walk starts, and is not kept."""
-        every = (m + STRIP_ROWS - 2) // self.checkpoint
-        if bandwidth < 0:
-            return every
-        narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * STRIP_ROWS) // self.checkpoint + 1)
-        return narrow
-
-    def bound_columns(self, m: int, bandwidth: int) -> int:
-        """Columns kept of a strip's bottom row."""
-        columns: int = m if bandwidth < 0 else torch.sym_min(m, 2 * bandwidth + 1)
-        return columns
-
-    def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Lane states of one pair."""
-        each = STRIP_ROWS * (16 + 4 * self.real)
-        return self.strips(n) * self.checkpoints(m, bandwidth) * each
-
-    def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
-        """Everything saved of one pair: states, then the bottom row of each strip but the last."""
-        bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.entry
-        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.strip_rows * (16 + 4 * self.real)
 
 
 @functools.lru_cache(maxsize=256)

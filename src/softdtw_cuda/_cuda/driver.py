@@ -18,8 +18,8 @@ from torch import Tensor
 from .._torch_compat import current_device, current_stream, set_device
 from . import config
 from .compile import binary_of
-from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 from .config_dual import DualKernel
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
 from .params import DualParams, Params
 
 _LOADED_WITH = {RERUN: (FORWARD,), FORWARD_BACKWARD: (FORWARD, BACKWARD)}

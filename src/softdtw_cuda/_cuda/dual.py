@@ -15,8 +15,8 @@ from .. import _reference
 from .._problem import Direction, Problem
 from .._torch_compat import materialized
 from . import launch
-from .config import BACKWARD, FORWARD
 from .config_dual import DualKernel, DualLayout, dual_kernel, layout_of, start_lag_of
+from .kernel import BACKWARD, FORWARD
 from .params import DualParams
 
 
@@ -25,15 +25,11 @@ def _wide(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else launch.dense_rows(tensor.detach().to(dtype))
 
 
-def _stride(tensor: Tensor | None) -> int:
-    return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
-
-
 def _has_whole_units(side: Tensor | None) -> bool:
     """Whether every row begins at a multiple of 16 bytes and has features in fours."""
     if side is None:
         return True
-    return not (side.data_ptr() % 16 or side.shape[2] % 4 or _stride(side) % 4)
+    return not (side.data_ptr() % 16 or side.shape[2] % 4 or launch.stride(side) % 4)
 
 
 class _Call:
@@ -63,7 +59,7 @@ class _Call:
         p.start_lag = start_lag_of(batch)
         p.scale, p.unscale = math.log2(math.e) / problem.gamma, problem.gamma * math.log(2.0)
         p.inverse_gamma = 1.0 / problem.gamma
-        p.x_stride, p.y_stride, p.a_stride, p.b_stride = map(_stride, (self.x, self.y, self.a, self.b))
+        p.x_stride, p.y_stride, p.a_stride, p.b_stride = map(launch.stride, (self.x, self.y, self.a, self.b))
         p.pair_bytes, p.row_bytes, p.save = self.layout.pair_bytes, self.layout.row_bytes, int(save)
         for name, tensor in (
             *(("x", self.x), ("y", self.y), ("a", self.a), ("b", self.b), ("pairs", self.pairs)),

@@ -21,8 +21,9 @@ from torch import Tensor
 from .._problem import Problem
 from .._torch_compat import materialized
 from . import config
-from .config import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, TILE, Kernel, Layout, Plan
+from .config import TILE, Layout, Plan
 from .driver import Gpu
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, MATRIX, RERUN, Kernel
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
@@ -128,14 +129,14 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _stride(tensor: Tensor | None) -> int:
+def stride(tensor: Tensor | None) -> int:
     """Elements from one sample to the next."""
     return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
 
 
 def _are_aligned(x: Tensor, y: Tensor) -> bool:
     """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
-    return not (x.data_ptr() | y.data_ptr() | (_stride(x) | _stride(y)) * x.element_size()) % 16
+    return not (x.data_ptr() | y.data_ptr() | (stride(x) | stride(y)) * x.element_size()) % 16
 
 
 def _inputs(problem: Problem, save: bool) -> _Inputs:
@@ -195,8 +196,8 @@ def _bind_addresses(
         base + layout.range_flags,
         base + layout.progress,
         base + layout.grad_y_order,
-        _stride(x),
-        _stride(y),
+        stride(x),
+        stride(y),
     )
 
 
@@ -307,7 +308,7 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     x, y, _, call, params = inputs
     device, plan = x.device, call.plan
     # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
-    stores_all = y is not None or plan.main.source == config.MATRIX
+    stores_all = y is not None or plan.main.source == MATRIX
     is_dense = stores_all and problem.pairs is problem.x_lengths is problem.y_lengths is None
     new = gpu.empty if is_dense else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()

@@ -7,36 +7,14 @@ import struct
 
 _POINTERS = (
     *("x", "y", "x_lengths", "y_lengths", "pairs", "grad", "value", "grad_x", "grad_y", "sum_x", "sum_y"),
-    *(
-        "states",
-        "bounds",
-        "scratch",
-        "rows",
-        "more_rows",
-        "tickets",
-        "other_tickets",
-        "range_flags",
-        "progress",
-        "grad_y_order",
-    ),
+    *("states", "bounds", "scratch", "rows", "more_rows", "tickets", "other_tickets", "range_flags"),
+    *("progress", "grad_y_order"),
 )
 _LONGS = ("x_stride", "y_stride", "pair_bytes", "row_bytes", "more_row_bytes", "scratch_bytes", "grad_stride")
 _DOUBLES = ("scale", "unscale")
 _INTS = (
-    *(
-        "batch",
-        "n",
-        "m",
-        "d",
-        "x_count",
-        "y_count",
-        "bandwidth",
-        "strips",
-        "checkpoints",
-        "bound_columns",
-        "tiles",
-    ),
-    *("start_lag", "rerun", "blocks", "save", "grad_x_wide", "grad_y_wide"),
+    *("batch", "n", "m", "d", "x_count", "y_count", "bandwidth", "strips", "checkpoints", "bound_columns"),
+    *("tiles", "start_lag", "rerun", "blocks", "save", "grad_x_wide", "grad_y_wide"),
 )
 
 

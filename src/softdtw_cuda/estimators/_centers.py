@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .._distances import DistanceFunction
 from .._kmeans import Distances, k_means
+from .._options import check_count, check_flag, check_real
 from .._processes import ALONE, default_group
-from .._validation import check_count, check_flag, check_real
 from ..barycenters import softdtw_barycenters
 from ._input import SeriesEstimator, SeriesSet, as_target, fit_classes, in_classes
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .._distances import DistanceFunction
 from .._kmeans import Options
+from .._options import check_bandwidth, check_flag, check_gamma, check_metric
 from .._problem import value_dtype
+from .._processes import own_device
 from .._series import Array, as_batch
-from .._validation import check_bandwidth, check_flag, check_gamma, check_metric
-from ..distributed import own_device
 
 
 class SeriesSet(NamedTuple):

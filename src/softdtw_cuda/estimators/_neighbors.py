@@ -13,18 +13,35 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from .._distances import DistanceFunction
+from .._options import check_count
 from .._series import Array
-from .._validation import check_count
 from ..neighbours import softdtw_knn
 from ._input import SeriesEstimator, SeriesSet, as_target, fit_classes, in_classes
 
 
 class _KNeighbors(SeriesEstimator):
-    """The search that both estimators of neighbours share."""
+    """The options and the search that both estimators of neighbours share."""
 
-    n_neighbors: int
-    weights: Literal["uniform", "distance"]
-    progress: bool
+    def __init__(
+        self,
+        n_neighbors: int = 5,
+        *,
+        weights: Literal["uniform", "distance"] = "uniform",
+        gamma: float = 1.0,
+        bandwidth: int | None = None,
+        normalize: bool = True,
+        dist: str | DistanceFunction = "sqeuclidean",
+        device: str | torch.device = "auto",
+        progress: bool = False,
+    ) -> None:
+        self.n_neighbors = n_neighbors
+        self.weights = weights
+        self.gamma = gamma
+        self.bandwidth = bandwidth
+        self.normalize = normalize
+        self.dist = dist
+        self.device = device
+        self.progress = progress
 
     def _keep(self, X: Any, y: Array) -> None:
         self._check_options()
@@ -124,27 +141,6 @@ class SoftDTWKNeighborsClassifier(ClassifierMixin, _KNeighbors):
         1.0
     """
 
-    def __init__(
-        self,
-        n_neighbors: int = 5,
-        *,
-        weights: Literal["uniform", "distance"] = "uniform",
-        gamma: float = 1.0,
-        bandwidth: int | None = None,
-        normalize: bool = True,
-        dist: str | DistanceFunction = "sqeuclidean",
-        device: str | torch.device = "auto",
-        progress: bool = False,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.weights = weights
-        self.gamma = gamma
-        self.bandwidth = bandwidth
-        self.normalize = normalize
-        self.dist = dist
-        self.device = device
-        self.progress = progress
-
     def fit(self, X: Any, y: Any) -> SoftDTWKNeighborsClassifier:
         """Keep the series and their labels (n,)."""
         codes = fit_classes(self, y)
@@ -196,27 +192,6 @@ class SoftDTWKNeighborsRegressor(RegressorMixin, _KNeighbors):
         >>> model.predict(X[:4]).shape
         (4,)
     """
-
-    def __init__(
-        self,
-        n_neighbors: int = 5,
-        *,
-        weights: Literal["uniform", "distance"] = "uniform",
-        gamma: float = 1.0,
-        bandwidth: int | None = None,
-        normalize: bool = True,
-        dist: str | DistanceFunction = "sqeuclidean",
-        device: str | torch.device = "auto",
-        progress: bool = False,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.weights = weights
-        self.gamma = gamma
-        self.bandwidth = bandwidth
-        self.normalize = normalize
-        self.dist = dist
-        self.device = device
-        self.progress = progress
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -141,4 +141,4 @@ DEVICE Range backward_strip(const Params& p, const Strip& s, const Range& receiv
   return passed;
 }
 
-static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");

@@ -28,7 +28,7 @@ struct alignas(16) BackwardShared {
   BackwardSchedule schedule;
   u32 ticket;
 };
-static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
 

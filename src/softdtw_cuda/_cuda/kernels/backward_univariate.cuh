@@ -34,7 +34,7 @@ struct alignas(64) BackwardShared {
   StoredState top[CHECKPOINT];
   float y[STRIP_ROWS + CHECKPOINT];
 };
-static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");
 
 // What the walk from a checkpoint needs of memory, loaded one checkpoint ahead.
 struct CheckpointInputs {

@@ -18,7 +18,7 @@ struct alignas(64) BackwardShared {
   CostSteps costs;
   SavedStates states[SUBWALKS - 2];  // at the begin of subwalks 1 and on, the last excepted
 };
-static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");
 
 DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shared) {
   const i32 lane = (i32)lane_index();

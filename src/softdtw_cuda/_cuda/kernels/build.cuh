@@ -1,4 +1,4 @@
-// Build-time constants, by name. config.py passes the numbers; the sources use the names.
+// Build-time constants, by name. kernel.py passes the numbers; the sources use the names.
 //
 //   MODE       where costs come from
 //   INPUT      type of x, y or the cost matrix

@@ -33,4 +33,4 @@ DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared
   }
 }
 
-static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "kernel.py has another size of shared memory");

@@ -28,4 +28,4 @@ DEVICE void forward_strip(const Params& p, const Strip& s, const Features& refer
   }
 }
 
-static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "kernel.py has another size of shared memory");

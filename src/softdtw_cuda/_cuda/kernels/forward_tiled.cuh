@@ -9,7 +9,7 @@ struct alignas(16) ForwardShared {
   Strip strip;
   u32 ticket;
 };
-static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "kernel.py has another size of shared memory");
 
 #define FORWARD_THREADS (32 * 5)
 DEVICE void walk_forward(const Params& p, const Strip& s, ForwardShared& shared, i32 begin, i32 finish) {

@@ -5,7 +5,7 @@ struct alignas(64) ForwardShared {
   StoredState top[32], bottom[32];
   float y[STRIP_ROWS + 32];  // the columns that a chunk can touch
 };
-static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "config.py has another size of shared memory");
+static_assert(sizeof(ForwardShared) == FORWARD_SHARED, "kernel.py has another size of shared memory");
 
 DEVICE void forward_strip(const Params& p, const Strip& s, ForwardShared& shared) {
   const i32 lane = (i32)lane_index();

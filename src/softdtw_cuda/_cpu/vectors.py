@@ -1,4 +1,4 @@
-"""SIMD vectors, atomics and the few scaled-float primitives that the CPU kernels are written in.
+"""SIMD vectors, in which the CPU kernels are written.
 
 Numba's own loop vectoriser leaves a scalar tail on every anti-diagonal, which costs more than the diagonal
 itself. The kernels therefore spell their vectors out: a ``VectorType`` is an LLVM ``<lanes x element>``, one
@@ -46,14 +46,14 @@ def _llvm_element(element: Any) -> ir.Type:
     return ir.FloatType() if element == types.float32 else ir.DoubleType()
 
 
-def _llvm_vector(vector: VectorType) -> ir.VectorType:
+def llvm_vector(vector: VectorType) -> ir.VectorType:
     return ir.VectorType(_llvm_element(vector.element), vector.lanes)
 
 
 @register_model(VectorType)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: VectorType) -> None:
-        super().__init__(dmm, fe_type, _llvm_vector(fe_type))
+        super().__init__(dmm, fe_type, llvm_vector(fe_type))
 
 
 def _vector_of(element: Any) -> VectorType:
@@ -64,11 +64,11 @@ def _is_float(vector: VectorType) -> bool:
     return isinstance(vector.element, types.Float)
 
 
-def _integer_twin(vector: VectorType) -> VectorType:
+def integer_twin(vector: VectorType) -> VectorType:
     return VectorType(types.int32 if vector.element.bitwidth == 32 else types.int64, vector.lanes)
 
 
-def _float_twin(vector: VectorType) -> VectorType:
+def float_twin(vector: VectorType) -> VectorType:
     return VectorType(types.float32 if vector.element.bitwidth == 32 else types.float64, vector.lanes)
 
 
@@ -76,12 +76,12 @@ def _mask_twin(vector: VectorType) -> VectorType:
     return VectorType(types.boolean, vector.lanes)
 
 
-def _constant(vector: VectorType, number: float | int) -> ir.Constant:
-    return ir.Constant(_llvm_vector(vector), [number] * vector.lanes)
+def constant(vector: VectorType, number: float | int) -> ir.Constant:
+    return ir.Constant(llvm_vector(vector), [number] * vector.lanes)
 
 
 def _splat(builder: ir.IRBuilder, vector: VectorType, scalar: ir.Value) -> ir.Value:
-    kind = _llvm_vector(vector)
+    kind = llvm_vector(vector)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
     return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
@@ -91,14 +91,14 @@ def _shuffle(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) 
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 
-def _fmuladd(builder: ir.IRBuilder, vector: VectorType, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    kind = _llvm_vector(vector)
+def fmuladd(builder: ir.IRBuilder, vector: VectorType, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    kind = llvm_vector(vector)
     name = f"llvm.fmuladd.v{vector.lanes}f{vector.element.bitwidth}"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
     return builder.call(function, [a, b, c])
 
 
-def _element_pointer(
+def element_pointer(
     context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value
 ) -> ir.Value:
     struct = context.make_array(array)(context, builder, value)
@@ -108,11 +108,11 @@ def _element_pointer(
 def _vector_pointer(
     context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value, vector: VectorType
 ) -> ir.Value:
-    pointer = _element_pointer(context, builder, array, value, offset)
-    return builder.bitcast(pointer, _llvm_vector(vector).as_pointer())
+    pointer = element_pointer(context, builder, array, value, offset)
+    return builder.bitcast(pointer, llvm_vector(vector).as_pointer())
 
 
-def _emit(function: Callable[..., Any]) -> Callable[..., Any]:
+def emit(function: Callable[..., Any]) -> Callable[..., Any]:
     """``numba.extending.intrinsic`` with a type that strict checkers accept."""
     return cast(Callable[..., Any], intrinsic(function))
 
@@ -163,7 +163,7 @@ _comparison(operator.lt, "<")
 
 
 # -------------------------------------------------------------------------------------------- loads, stores
-@_emit
+@emit
 def vload(typingctx: Any, array: Any, offset: Any) -> Any:
     """The vector at ``array[offset:offset + lanes]``."""
     vector = _vector_of(array.dtype)
@@ -175,7 +175,7 @@ def vload(typingctx: Any, array: Any, offset: Any) -> Any:
     return vector(array, types.intp), codegen
 
 
-@_emit
+@emit
 def vstore(typingctx: Any, array: Any, offset: Any, vector: Any) -> Any:
     """``array[offset:offset + lanes] = vector``."""
 
@@ -187,19 +187,19 @@ def vstore(typingctx: Any, array: Any, offset: Any, vector: Any) -> Any:
     return types.void(array, types.intp, vector), codegen
 
 
-@_emit
+@emit
 def vbroadcast(typingctx: Any, array: Any, offset: Any) -> Any:
     """``array[offset]`` in every lane."""
     vector = _vector_of(array.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
+        pointer = element_pointer(context, builder, sig.args[0], args[0], args[1])
         return _splat(builder, vector, builder.load(pointer))
 
     return vector(array, types.intp), codegen
 
 
-@_emit
+@emit
 def vsplat(typingctx: Any, array: Any, scalar: Any) -> Any:
     """``scalar`` in every lane of a vector whose element is ``array``'s."""
     vector = _vector_of(array.dtype)
@@ -210,7 +210,7 @@ def vsplat(typingctx: Any, array: Any, scalar: Any) -> Any:
     return vector(array, scalar), codegen
 
 
-@_emit
+@emit
 def lanes_of(typingctx: Any, array: Any) -> Any:
     """How many elements of ``array`` one vector holds."""
     lanes = _vector_of(array.dtype).lanes
@@ -221,29 +221,29 @@ def lanes_of(typingctx: Any, array: Any) -> Any:
     return types.intp(array), codegen
 
 
-@_emit
+@emit
 def vcount(typingctx: Any, array: Any) -> Any:
     """0, 1, 2, ... in the lanes of a vector whose element is the integer ``array``'s."""
     vector = _vector_of(array.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return ir.Constant(_llvm_vector(vector), list(range(vector.lanes)))
+        return ir.Constant(llvm_vector(vector), list(range(vector.lanes)))
 
     return vector(array), codegen
 
 
 # ----------------------------------------------------------------------------------------------- arithmetic
-@_emit
+@emit
 def vfma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, rounded once where the hardware can."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _fmuladd(builder, a, *args)
+        return fmuladd(builder, a, *args)
 
     return a(a, a, a), codegen
 
 
-@_emit
+@emit
 def vmin(typingctx: Any, a: Any, b: Any) -> Any:
     """The smaller of two integer vectors, lane by lane."""
 
@@ -253,7 +253,7 @@ def vmin(typingctx: Any, a: Any, b: Any) -> Any:
     return a(a, a), codegen
 
 
-@_emit
+@emit
 def vselect(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
     """``a`` where the mask is set, else ``b``."""
 
@@ -263,7 +263,7 @@ def vselect(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
     return a(mask, a, a), codegen
 
 
-@_emit
+@emit
 def vsum(typingctx: Any, vector: Any) -> Any:
     """The sum over the lanes, always in the same pairwise order."""
 
@@ -279,7 +279,7 @@ def vsum(typingctx: Any, vector: Any) -> Any:
     return vector.element(vector), codegen
 
 
-@_emit
+@emit
 def vfrom_below(typingctx: Any, below: Any, here: Any) -> Any:
     """Lane l gets lane l-1 of ``here``; lane 0 gets the last lane of ``below``."""
 
@@ -289,7 +289,7 @@ def vfrom_below(typingctx: Any, below: Any, here: Any) -> Any:
     return here(here, here), codegen
 
 
-@_emit
+@emit
 def vfrom_above(typingctx: Any, here: Any, above: Any) -> Any:
     """Lane l gets lane l+1 of ``here``; the last lane gets lane 0 of ``above``."""
 
@@ -297,135 +297,6 @@ def vfrom_above(typingctx: Any, here: Any, above: Any) -> Any:
         return _shuffle(builder, args[0], args[1], [1 + lane for lane in range(here.lanes)])
 
     return here(here, here), codegen
-
-
-# -------------------------------------------------------------------------------------------- scaled floats
-class _Format:
-    """The bit layout of a float element and the cut-offs of the scaled floats built on it."""
-
-    def __init__(self, vector: VectorType) -> None:
-        narrow = vector.element.bitwidth == 32
-        self.mantissa = 23 if narrow else 52
-        self.bias = 127 if narrow else 1023
-        # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits of the sum.
-        self.magic = 1.5 * 2.0**self.mantissa
-        self.magic_bits = (self.bias + self.mantissa << self.mantissa) | 1 << self.mantissa - 1
-        # A smaller share than this cannot be seen beside 1, and its products would be denormal.
-        self.largest_shift = 100 if narrow else 900
-
-
-# 2^r on [-1/2, 1/2] by least squares at Chebyshev nodes for float32 (3e-9), by Taylor's series for float64
-# (1e-17).
-_EXP2_NARROW = (
-    1.0,
-    0.69314720671062,
-    0.24022651084149693,
-    0.055503272142090505,
-    0.009618035958598203,
-    0.0013400432165436248,
-    0.00015467364973501243,
-)
-_LN2 = 0.6931471805599453094
-
-
-def _exp2_wide() -> tuple[float, ...]:
-    coefficients, term = [1.0], 1.0
-    for k in range(1, 14):
-        term *= _LN2 / k
-        coefficients.append(term)
-    return tuple(coefficients)
-
-
-_EXP2_WIDE = _exp2_wide()
-
-
-@_emit
-def vround(typingctx: Any, s: Any) -> Any:
-    """The nearest integer as a float; exact for |s| < 2^22 (float32) or 2^51 (float64)."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        magic = _constant(s, _Format(s).magic)
-        return builder.fsub(builder.fadd(args[0], magic), magic)
-
-    return s(s), codegen
-
-
-@_emit
-def vround_to_int(typingctx: Any, s: Any) -> Any:
-    """The nearest integer, same range; anything at all (never a trap) for NaN and infinities."""
-    twin = _integer_twin(s)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        form = _Format(s)
-        shifted = builder.bitcast(builder.fadd(args[0], _constant(s, form.magic)), _llvm_vector(twin))
-        return builder.sub(shifted, _constant(twin, form.magic_bits))
-
-    return twin(s), codegen
-
-
-@_emit
-def vexp2(typingctx: Any, r: Any) -> Any:
-    """2^r for r in [-1/2, 1/2], to about one unit in the last place."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        coefficients = _EXP2_NARROW if r.element.bitwidth == 32 else _EXP2_WIDE
-        result: ir.Value = _constant(r, coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            result = _fmuladd(builder, r, result, args[0], _constant(r, coefficient))
-        return result
-
-    return r(r), codegen
-
-
-@_emit
-def vdown(typingctx: Any, n: Any, m: Any) -> Any:
-    """2^(m - n) for integer vectors m <= n, exactly 0 past the largest shift that matters."""
-    twin = _float_twin(n)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        form = _Format(twin)
-        exponent = builder.sub(builder.add(args[1], _constant(n, form.bias)), args[0])
-        bits = builder.shl(exponent, _constant(n, form.mantissa))
-        near = builder.icmp_signed(">", exponent, _constant(n, form.bias - form.largest_shift))
-        return builder.bitcast(builder.select(near, bits, _constant(n, 0)), _llvm_vector(twin))
-
-    return twin(n, n), codegen
-
-
-@_emit
-def zero_exponent(typingctx: Any, array: Any) -> Any:
-    """The n that goes with f = 0: above any other n, with room for differences in the same integer."""
-    huge = 1 << (array.dtype.bitwidth - 2)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return context.get_constant(types.int64, huge)
-
-    return types.int64(array), codegen
-
-
-@_emit
-def vexponent(typingctx: Any, f: Any) -> Any:
-    """floor(log2 f) of a positive normal f."""
-    twin = _integer_twin(f)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        form = _Format(f)
-        bits = builder.bitcast(args[0], _llvm_vector(twin))
-        return builder.sub(builder.lshr(bits, _constant(twin, form.mantissa)), _constant(twin, form.bias))
-
-    return twin(f), codegen
-
-
-@_emit
-def vdivide_by_power(typingctx: Any, f: Any, e: Any) -> Any:
-    """f / 2^e by arithmetic on the exponent bits: the result must be normal."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], _llvm_vector(e))
-        bits = builder.sub(bits, builder.shl(args[1], _constant(e, _Format(f).mantissa)))
-        return builder.bitcast(bits, _llvm_vector(f))
-
-    return f(f, e), codegen
 
 
 # --------------------------------------------------------------------------------------------------- shears
@@ -468,13 +339,13 @@ def _shear(direction: int) -> Callable[..., Any]:
     return typing
 
 
-shear_down = _emit(_shear(-1))
+shear_down = emit(_shear(-1))
 """Store ``lanes`` rows; lane l of row t is lane l of source row t - l (rows into anti-diagonals)."""
-shear_up = _emit(_shear(+1))
+shear_up = emit(_shear(+1))
 """Store ``lanes`` rows; lane l of row t is lane l of source row t + l (anti-diagonals into rows)."""
 
 
-@_emit
+@emit
 def transpose(
     typingctx: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, to_stride: Any
 ) -> Any:
@@ -506,69 +377,3 @@ def transpose(
 
     index = types.intp
     return types.void(source, index, index, target, index, index), codegen
-
-
-# -------------------------------------------------------------------------------------------------- atomics
-@_emit
-def atomic_next(typingctx: Any, array: Any, index: Any) -> Any:
-    """Add one to ``array[index]`` atomically; the value before."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
-        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(array, types.intp), codegen
-
-
-@_emit
-def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
-    """``array[index]``; what its writer wrote before ``store_release`` is visible afterwards."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
-        return builder.load_atomic(pointer, "acquire", align=array.dtype.bitwidth // 8)
-
-    return array.dtype(array, types.intp), codegen
-
-
-@_emit
-def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index] = value``, after everything this thread has written so far."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = _element_pointer(context, builder, sig.args[0], args[0], args[1])
-        stored = context.cast(builder, args[2], sig.args[2], array.dtype)
-        builder.store_atomic(stored, pointer, "release", align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, value), codegen
-
-
-__all__ = [
-    "VECTOR_BYTES",
-    "atomic_next",
-    "lanes_of",
-    "load_acquire",
-    "shear_down",
-    "shear_up",
-    "store_release",
-    "transpose",
-    "vbroadcast",
-    "vcount",
-    "vdivide_by_power",
-    "vdown",
-    "vexp2",
-    "vexponent",
-    "vfma",
-    "vfrom_above",
-    "vfrom_below",
-    "vload",
-    "vmin",
-    "vround",
-    "vround_to_int",
-    "vselect",
-    "vsplat",
-    "vstore",
-    "vsum",
-    "zero_exponent",
-]
