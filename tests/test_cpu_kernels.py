@@ -21,13 +21,13 @@ from softdtw_cuda import _reference
 
 numba = pytest.importorskip("numba")
 from softdtw_cuda._cpu import compile as compiling  # noqa: E402  (they need numba)
-from softdtw_cuda._cpu import config, launch, scaled_floats, scratch, vectors  # noqa: E402
+from softdtw_cuda._cpu import config, dual_launch, launch, scaled_floats, scratch, vectors  # noqa: E402
 from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
 from softdtw_cuda._cpu.arguments import UNBANDED, Tile  # noqa: E402
 from softdtw_cuda._cpu.cost_range import largest_distance_worker  # noqa: E402
 from softdtw_cuda._cpu.problem import arrays_of  # noqa: E402
 from softdtw_cuda._cpu.shear import shear, unshear  # noqa: E402
-from softdtw_cuda._problem import Problem  # noqa: E402
+from softdtw_cuda._problem import Direction, Problem  # noqa: E402
 
 FLOAT_TYPES = (torch.float32, torch.float64)
 VALUE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -757,6 +757,41 @@ def test_gradient_with_the_value_is_that_of_two_passes(
     tolerance = {"rtol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6}
     for one, other in zip(gradients, launch.backward(problem, grad, *apart), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["tangents", "features", "position"])
+@pytest.mark.parametrize("bandwidth", [-1, 9])
+def test_second_order_in_one_pass_is_that_of_two(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kind: str, bandwidth: int
+) -> None:
+    """As in first order; a gradient that is not needed is NaN in the state and asked for by nobody."""
+    x, y = torch.randn(6, 40, 3, dtype=dtype), torch.randn(6, 37, 3, dtype=dtype)
+    x[1, 3] = math.nan
+    x[2] *= 1e5  # beyond the range of float32 arithmetic
+    lengths = [torch.tensor(each) for each in ([40, 40, 40, 1, 23, 40], [37, 37, 37, 9, 25, 36])]
+    problem = Problem(x, y, *lengths, 0.01, bandwidth, True, kind != "position")
+    a, b = (None, None) if kind == "position" else (torch.randn_like(y)[:, :1].expand(6, 40, 3), y)
+    direction = Direction(kind, a, b, kind == "features", False)
+    grad = torch.tensor([1.0, 2.0, -0.5, 1.0, -3.0, 0.0], dtype=problem.value_dtype)
+    *together, state = dual_launch.expected(problem, direction)
+    assert state.numel() == dual_launch.expected_state_bytes(problem, direction)
+    again = dual_launch.expected(problem, direction)[2]
+    assert torch.equal(state, again)
+    assert together[1][2] > 1e9
+    assert together[1].isfinite().tolist() == [True, False, True, True, True, True]
+    gradients = dual_launch.expected_backward(problem, direction, grad, together[1], state)
+    monkeypatch.setattr(dual_launch, "has_gradient_with_value", lambda problem: False)
+    *apart, state = dual_launch.expected(problem, direction)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    tolerance = {torch.bfloat16: 1e-2, torch.float32: 2e-6, torch.float64: 1e-13}[dtype]
+    expected = dual_launch.expected_backward(problem, direction, grad, apart[1], state)
+    for one, other in zip(gradients, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(one.isnan(), other.isnan())
+        for pair in (0, 2, 3, 4, 5) if one.numel() else ():
+            assert relative(one[pair], other[pair]) <= tolerance
 
 
 @pytest.mark.parametrize("d", [3, 64])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from .arguments import (
+    Array,
     Border,
     Boundary,
     DualEdges,
@@ -24,13 +25,21 @@ from .arguments import (
     Staircase,
     Tiles,
 )
-from .backward import border_at, directions_at, fill_with_nan, reached_part, take_inflow
+from .backward import (
+    border_at,
+    clear_gradients,
+    directions_at,
+    fill_with_nan,
+    reached_part,
+    take_inflow,
+)
 from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .dual_costs import tile_direction
+from .dual_forward import expected_cost_of
 from .dual_sweep import dual_sweep
-from .dual_walk import dual_walk
-from .forward import saved_boundary
+from .dual_walk import dual_walk, staircase_of
+from .forward import saved_boundary, value_of
 from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from .gradients import GradientMemory, add_gradients
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
@@ -54,10 +63,15 @@ def dual_backward_worker(
     slope_gradients: Gradients,
     weight_gradients: Gradients,
     flow: DualFlow,
+    makes_value: bool,
+    dot: Array,
     scratch: Scratch,
     worker: int,
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
+
+    With `makes_value` every pair is one tile, nothing is saved of it, its value and <E, Omega> are stored on
+    the way, and its gradients need not be zero before.
 
     gamma E-dot goes to `slope_gradients`, whose factor has 1 / gamma in it, and E to `weight_gradients`:
     those of the direction's tensors or, where they are tangents, of x and y again.
@@ -116,16 +130,20 @@ def dual_backward_worker(
         y_packed = slot * tiles.columns * edge * dimensions
         b_packed = scratch.packed.size - (slot + 1) * tiles.columns * edge * features
 
-        value = weight_gradients.value[pair]
-        if math.isnan(value):
-            if first_tile == 0:
-                fill_with_nan(series, slope_gradients, pair)
-                fill_with_nan(omega.series, weight_gradients, pair)
-                cells = series.x_lengths[pair] * series.y_lengths[pair]
-                budget -= 2 * cells + series.x_lengths[pair] * (dimensions + features)
-            continue
-        if math.isinf(value) or weight_gradients.grad[pair] == 0:
-            continue
+        if makes_value:
+            clear_gradients(slope_gradients, pair)
+            clear_gradients(weight_gradients, pair)
+        else:
+            value = weight_gradients.value[pair]
+            if math.isnan(value):
+                if first_tile == 0:
+                    fill_with_nan(series, slope_gradients, pair)
+                    fill_with_nan(omega.series, weight_gradients, pair)
+                    cells = series.x_lengths[pair] * series.y_lengths[pair]
+                    budget -= 2 * cells + series.x_lengths[pair] * (dimensions + features)
+                continue
+            if math.isinf(value) or weight_gradients.grad[pair] == 0:
+                continue
         scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
@@ -165,7 +183,27 @@ def dual_backward_worker(
                 shear(rows, tile, changes)
                 found = saved_boundary(dual_edges.edges, tiles, grid, place, scratch.integers)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
-                dual_walk(diagonals, changes, tile, scale, lines, dual_edges, boundary, no_stairs, True, kept)
+                f, n, advance = dual_walk(
+                    diagonals,
+                    changes,
+                    tile,
+                    scale,
+                    lines,
+                    dual_edges,
+                    boundary,
+                    staircase_of(height, width, 0, 0) if makes_value else no_stairs,
+                    True,
+                    kept,
+                )
+                if makes_value:
+                    value = value_of(f, n, series.gamma)
+                    weight_gradients.value[pair] = value
+                    dot[pair] = expected_cost_of(value, advance)
+                    if math.isnan(value):
+                        fill_with_nan(series, slope_gradients, pair)
+                        fill_with_nan(omega.series, weight_gradients, pair)
+                    if not math.isfinite(value):
+                        continue
                 if has_cells_outside(tile):
                     clear_margins(diagonals, tile)
                     clear_margins(changes, tile)

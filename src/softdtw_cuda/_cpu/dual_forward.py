@@ -43,6 +43,14 @@ def _clear_rest_of_differences(
             edges.right_u[right + a] = 0
 
 
+@jit
+def expected_cost_of(value: float, advance: float) -> float:
+    """<E, Omega> of a pair, from R-dot of its last cell."""
+    if math.isnan(value):
+        return math.nan
+    return 0.0 if math.isinf(value) else advance
+
+
 @kernel
 def dual_forward_worker(
     series: Series,
@@ -144,8 +152,5 @@ def dual_forward_worker(
                 dual_edges.sums[slot] += advance
             if last_row and last_column:
                 value[pair] = value_of(f, n, series.gamma)
-                if f == 0:
-                    dot[pair] = 0.0
-                else:
-                    dot[pair] = math.nan if math.isnan(value[pair]) else dual_edges.sums[slot]
+                dot[pair] = expected_cost_of(value[pair], dual_edges.sums[slot])
             finish(schedule, tiles, pair, row, column)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,16 +19,19 @@ from .launch import (
     beyond_range,
     computable,
     computed,
+    computed_type,
     flow_of,
     gradients_of,
+    has_gradient_with_value,
     launch_workers,
     overwritten_edges,
     picked,
     plan,
     saved_edges,
+    scaled,
 )
 from .problem import Arrays, arrays_of, series_of
-from .scratch import zeros
+from .scratch import empty, zeros
 
 KINDS = {"tangents": TANGENTS, "matrix": MATRIX, "features": FEATURES, "position": POSITION}
 
@@ -105,15 +111,18 @@ def _backward(
     problem: Problem,
     direction: Direction,
     grad: Tensor,
+    dot: Tensor,
     value: Tensor,
-    state: Tensor,
-    results: list[Tensor],
+    state: Tensor | None,
+    results: Sequence[Tensor],
 ) -> None:
+    """Gradients into the results; without a state, of pairs of one tile, also <E, Omega> and the values."""
     omega = _omega(arrays, problem, direction)
     features = omega.series.dimensions
     threads, slots, schedule = plan(arrays, True, arrays.series.dimensions + features + 16)
     grad = materialized(grad.detach()).to(arrays.dtype).contiguous()
-    value = value.detach().to(arrays.dtype).contiguous()
+    if state is not None:
+        value, state = value.detach().to(arrays.dtype).contiguous(), state.contiguous()
     # The sweep has E-dot times gamma.
     slope_grad = grad * min(1 / problem.gamma, torch.finfo(arrays.dtype).max)
     needs = problem.need_x, problem.need_y
@@ -128,19 +137,85 @@ def _backward(
         omega,
         arrays.tiles,
         schedule,
-        _dual_edges(arrays, problem, slots, state.contiguous()),
+        _dual_edges(arrays, problem, slots, state),
         slope_gradients,
         weight_gradients,
         DualFlow(flow_of(arrays, slots), flow_of(arrays, slots)),
+        state is None,
+        dot.numpy(),
     )
     packed = arrays.series.dimensions + features
     sizes = _scratch_sizes(arrays, features, True)
     launch_workers(dual_backward_worker, arrays, threads, slots, sizes, packed, arguments)
 
 
+# ------------------------------------------------------------------------------------- gradients with values
+def _has_gradient_with_value(problem: Problem, direction: Direction) -> bool:
+    """Whether the state is the gradients, as in first order; never where one is of a matrix for each pair."""
+    return has_gradient_with_value(problem) and not (direction.kind == "matrix" and direction.need_a)
+
+
+def _sides(problem: Problem, direction: Direction) -> list[tuple[Tensor | None, bool]]:
+    """What there may be gradients of, and whether they are needed."""
+    return [
+        (problem.x, problem.need_x),
+        (problem.y, problem.need_y),
+        (direction.a, direction.need_a),
+        (direction.b, direction.need_b),
+    ]
+
+
+def _kept_shapes(problem: Problem, direction: Direction) -> list[tuple[int, ...]]:
+    """Of the gradients in a state: of both series, and of both features of Omega."""
+    assert problem.y is not None
+    tensors = [problem.x, problem.y]
+    if direction.kind == "features":
+        assert direction.a is not None
+        assert direction.b is not None
+        tensors += [direction.a, direction.b]
+    return [(problem.batch, *tensor.shape[1:]) for tensor in tensors]
+
+
+def _kept_gradients(problem: Problem, direction: Direction, state: Tensor) -> list[Tensor]:
+    """The gradients in the bytes of a state; empty where there is none."""
+    numbers, start, kept = state.view(computed_type(problem.x.dtype)), 0, []
+    for shape in _kept_shapes(problem, direction):
+        size = math.prod(shape)
+        kept.append(numbers[start : start + size].view(shape))
+        start += size
+    return kept + [numbers[:0]] * (4 - len(kept))
+
+
+def _forward_backward(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
+    """<E, Omega>, values, and as the state the gradients for a `grad` of 1, NaN where they are not needed."""
+    arrays = arrays_of(problem)
+    dot, value = (torch.empty(arrays.pairs, dtype=arrays.dtype, device="cpu") for _ in range(2))
+    ones = torch.ones(arrays.pairs, dtype=arrays.dtype, device="cpu")
+    state = empty([expected_state_bytes(problem, direction)], torch.uint8)
+    kept = _kept_gradients(problem, direction, state)
+    needs = [needed for _, needed in _sides(problem, direction)]
+    for gradient, needed in zip(kept, needs, strict=True):
+        if not needed:
+            gradient.numpy().fill(np.nan)
+    _backward(arrays, problem, direction, ones, dot, value, None, kept)
+    samples = beyond_range(arrays, problem.n)
+    if len(samples):
+        wide, along = picked(problem, samples), _picked_direction(direction, samples, arrays.pairs)
+        wide_dot, wide_value, wide_state = expected(wide, along)
+        dot[samples], value[samples] = wide_dot.to(dot.dtype), wide_value.to(value.dtype)
+        found = _kept_gradients(wide, along, wide_state)
+        for gradient, needed, wide_gradient in zip(kept, needs, found, strict=True):
+            if needed:
+                gradient[samples] = wide_gradient.to(gradient.dtype)
+    return dot, value, state
+
+
 # --------------------------------------------------------------------------------------------------- backend
 def expected_state_bytes(problem: Problem, direction: Direction) -> int:
     """Size of the state that `expected` saves."""
+    if _has_gradient_with_value(problem, direction):
+        numbers: int = sum(math.prod(shape) for shape in _kept_shapes(problem, direction))
+        return computed_type(problem.x.dtype).itemsize * numbers
     return dual_saved_bytes(problem.batch, problem.n, problem.m, problem.x.dtype, problem.bandwidth)
 
 
@@ -148,6 +223,8 @@ def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Te
     """<E, Omega> and values (B,), and saved state."""
     save = problem.needs_gradient or direction.need_a or direction.need_b
     problem = computable(problem)
+    if save and _has_gradient_with_value(problem, direction):
+        return _forward_backward(problem, direction)
     arrays = arrays_of(problem)
     size = expected_state_bytes(problem, direction) if save else 0
     dot, value, state = _forward(arrays, problem, _omega(arrays, problem, direction), size)
@@ -166,21 +243,34 @@ def expected_backward(
     """Gradients, one per pair."""
     asked = problem
     problem = computable(problem)
-    arrays = arrays_of(problem)
-    sides = (
-        (problem.x, problem.need_x),
-        (problem.y, problem.need_y),
-        (direction.a, direction.need_a),
-        (direction.b, direction.need_b),
+    sides = _sides(asked, direction)
+    if _has_gradient_with_value(problem, direction):
+        kept = _kept_gradients(problem, direction, state)
+        results = [
+            scaled(gradient, grad) if needed else gradient
+            for gradient, (_, needed) in zip(kept, sides, strict=True)
+        ]
+    else:
+        results = _computed_gradients(problem, direction, grad, value, state)
+    x, y, a, b = (
+        asked.as_gradient(result, side, needed) for result, (side, needed) in zip(results, sides, strict=True)
     )
+    return x, y, a, b
+
+
+def _computed_gradients(
+    problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
+) -> list[Tensor]:
+    """The gradients, from the edges of tiles in a state."""
+    arrays = arrays_of(problem)
     results = [
         problem.x.new_zeros((arrays.pairs, *side.shape[1:]) if needed and side is not None else (0,))
-        for side, needed in sides
+        for side, needed in _sides(problem, direction)
     ]
     samples = beyond_range(arrays, problem.n)
     # A zero gradient makes the kernel pass over the samples that the wide kernels will compute.
     narrow = grad.index_fill(0, samples, 0.0) if len(samples) else grad
-    _backward(arrays, problem, direction, narrow, value, state, results)
+    _backward(arrays, problem, direction, narrow, results[0].new_empty(0), value, state, results)
     if len(samples):
         wide, along = picked(problem, samples), _picked_direction(direction, samples, arrays.pairs)
         # The saved state is narrow: these few samples run forward once more.
@@ -189,9 +279,4 @@ def expected_backward(
         for result, computed_wide in zip(results, found, strict=True):
             if result.numel():
                 result[samples] = computed_wide.to(result.dtype)
-    return (
-        asked.as_gradient(results[0], asked.x, asked.need_x),
-        asked.as_gradient(results[1], asked.y, asked.need_y),
-        asked.as_gradient(results[2], direction.a, direction.need_a),
-        asked.as_gradient(results[3], direction.b, direction.need_b),
-    )
+    return results

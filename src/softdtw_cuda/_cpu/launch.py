@@ -227,10 +227,15 @@ def _backward(
 
 
 # --------------------------------------------------------------------------------------------------- backend
+def computed_type(dtype: torch.dtype) -> torch.dtype:
+    """float32 for float16 and bfloat16."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
 def computed(tensor: Tensor) -> Tensor:
-    """In float32 for float16 and bfloat16."""
+    """In the type that the kernels compute in."""
     tensor = materialized(tensor)
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+    return tensor.to(computed_type(tensor.dtype))
 
 
 def computable(problem: Problem) -> Problem:
@@ -266,7 +271,7 @@ def beyond_range(arrays: Arrays, n: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(_needs_wide(arrays, n)))
 
 
-def _has_gradient_with_value(problem: Problem) -> bool:
+def has_gradient_with_value(problem: Problem) -> bool:
     """Whether the state is the gradients; of listed pairs it is not, since theirs are summed by series."""
     return problem.y is not None and problem.pairs is None and gradient_with_value(problem.n, problem.m)
 
@@ -278,7 +283,7 @@ def _kept_sizes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]
 
 def state_bytes(problem: Problem) -> int:
     """Size of the state that `forward` saves."""
-    if _has_gradient_with_value(problem):
+    if has_gradient_with_value(problem):
         return sum(_kept_sizes(problem, problem.need_x, problem.need_y))
     return saved_bytes(problem.batch, problem.n, problem.m, problem.x.dtype, problem.bandwidth)
 
@@ -286,7 +291,7 @@ def state_bytes(problem: Problem) -> int:
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,) and saved state. A cost of -inf gives NaN."""
     problem = computable(problem)
-    if problem.needs_gradient and _has_gradient_with_value(problem):
+    if problem.needs_gradient and has_gradient_with_value(problem):
         return _forward_backward(problem)
     arrays = arrays_of(problem)
     value, state = _forward(arrays, problem.n, problem.bandwidth, problem.needs_gradient)
@@ -333,8 +338,8 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     return value, state
 
 
-def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
-    """A gradient that `_forward_backward` kept, times `grad`.
+def scaled(gradient: Tensor, grad: Tensor) -> Tensor:
+    """A gradient that a forward kept, times `grad`.
 
     By threads of this library: those of a torch operation wait for more to do, for several ms, on the cores
     that the next forward needs.
@@ -352,13 +357,13 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     """Gradients, one per pair."""
     asked = problem
     problem = computable(problem)
-    if _has_gradient_with_value(problem):
+    if has_gradient_with_value(problem):
         assert asked.y is not None
         kept = zip(
             _kept_gradients(problem, state), (asked.x, asked.y), (asked.need_x, asked.need_y), strict=True
         )
         gx, gy = (
-            _scaled(gradient, grad).to(asked.gradient_dtype(side)) if needed else asked.no_gradient()
+            scaled(gradient, grad).to(asked.gradient_dtype(side)) if needed else asked.no_gradient()
             for gradient, side, needed in kept
         )
         return gx, gy
