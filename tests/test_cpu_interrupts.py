@@ -208,7 +208,10 @@ def test_memory_of_a_call_that_failed_is_not_used_again(
 def test_second_order_ends_and_gives_back_as_first_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_scratch", {})
     monkeypatch.setattr(launch, "threads_for", lambda work: 2)
-    problem = Problem(torch.ones(4, 3, 1), torch.ones(4, 3, 1), None, None, 1.0, -1, True)
+    one_tile, problem = (
+        Problem(torch.ones(4, length, 1), torch.ones(4, 3, 1), None, None, 1.0, -1, True)
+        for length in (3, 300)
+    )
     direction = Direction("position")
     _, value, state = dual_launch.expected(problem, direction)
 
@@ -216,6 +219,7 @@ def test_second_order_ends_and_gives_back_as_first_order_does(monkeypatch: pytes
         raise KeyboardInterrupt
 
     for call in (
+        lambda: dual_launch.expected(one_tile, direction),
         lambda: dual_launch.expected(problem, direction),
         lambda: dual_launch.expected_backward(problem, direction, torch.ones(4), value, state),
     ):
