@@ -92,6 +92,24 @@ class TestExpectedCost:
         each = torch.stack([softdtw_expected_cost(x, y, omega=omega) for omega in several])
         torch.testing.assert_close(mapped, each)
 
+    def test_func_by_some_of_the_arguments(self, device: str) -> None:
+        """torch.func hides from the forward which gradients are asked for."""
+        x, y = (torch.randn(2, n, 3, dtype=torch.float64, device=device) for n in (6, 5))
+        a, b = (torch.randn(2, n, 2, dtype=torch.float64, device=device) for n in (6, 5))
+        omega = torch.randn(2, 6, 5, dtype=torch.float64, device=device)
+
+        def by_matrix(x: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+            return softdtw_expected_cost(x, y, omega=omega).sum()
+
+        def by_features(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return softdtw_expected_cost(x, y, omega=(a, b)).sum()
+
+        for function, tensors in ((by_matrix, (x, y, omega)), (by_features, (x, y, a, b))):
+            leaves = [each.clone().requires_grad_() for each in tensors]
+            expected = torch.autograd.grad(function(*leaves), leaves)
+            for k in range(len(tensors)):
+                torch.testing.assert_close(torch.func.grad(function, k)(*tensors), expected[k])
+
     def test_unbatched_and_empty(self, device: str) -> None:
         x, y = series(device)
         one = softdtw_expected_cost(x[0], y[0], omega=torch.ones(5, 4, dtype=torch.float64, device=device))

@@ -333,6 +333,36 @@ class TestTransforms:
             torch.testing.assert_close(tangent, by_func)
             torch.testing.assert_close(tangent, numeric, rtol=1e-6, atol=1e-6)
 
+    def test_reverse_over_forward(self, device: str) -> None:
+        """The tangent's gradient of either side, whichever side the tangent is along."""
+        x, y = (side.detach() for side in series(device))
+        a, b = torch.randn_like(x), torch.randn_like(y)
+
+        def tangent(x: Tensor, y: Tensor, along: tuple[Tensor, Tensor]) -> Tensor:
+            result: Tensor = torch.func.jvp(lambda x, y: softdtw(x, y).sum(), (x, y), along)[1]
+            return result
+
+        for along in ((a, b), (a, torch.zeros_like(b)), (torch.zeros_like(a), b)):
+            _, expected = torch.autograd.functional.hvp(lambda x, y: softdtw(x, y).sum(), (x, y), along)
+            for side in (0, 1):
+                measured = torch.func.grad(tangent, side)(x, y, along)
+                torch.testing.assert_close(measured, expected[side])
+        # The derivative by a factor of the values is <E, Omega>, whose own needs neither side's second one.
+        factor = torch.ones((), dtype=torch.float64, device=device)
+
+        def inner(factor: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            gradient = torch.func.grad(lambda x: (factor * softdtw(x, y)).sum())(x)
+            result: Tensor = (gradient * a).sum()
+            return result
+
+        _, (_, expected_y) = torch.autograd.functional.hvp(
+            lambda x, y: softdtw(x, y).sum(), (x, y), (a, torch.zeros_like(b))
+        )
+        for sides in ((0,), (0, 1)):
+            by_factor = torch.func.grad(inner, sides)
+            measured = torch.func.grad(lambda y, by_factor=by_factor: by_factor(factor, x, y)[0])(y)
+            torch.testing.assert_close(measured, expected_y)
+
     def test_a_gradient_inside_a_forward_level(self, device: str) -> None:
         """Forward over reverse without torch.func: the gradient's tangent is not lost."""
         x, y = (side.detach() for side in series(device))

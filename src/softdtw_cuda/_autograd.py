@@ -540,9 +540,9 @@ def _expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, T
     result: tuple[Tensor, Tensor, Tensor]
     if _is_called_directly(direction.a, direction.b):
         return _backends.expected(problem, direction)
-    if not (problem.needs_gradient or direction.need_a or direction.need_b):
-        # A transform further out may ask for gradients, which take the state.
-        problem = problem._replace(need_x=True)
+    if in_transform() or not (problem.needs_gradient or direction.need_a or direction.need_b):
+        # A transform further out may ask for gradients of either side, which take the state.
+        problem = problem._replace(need_x=True, need_y=problem.y is not None)
     result = _record(_Expected, *problem.operands, *direction)
     return result
 

@@ -151,8 +151,10 @@ def _backward(
 
 # ------------------------------------------------------------------------------------- gradients with values
 def _has_gradient_with_value(problem: Problem, direction: Direction) -> bool:
-    """Whether the state is the gradients, as in first order; never where one is of a matrix for each pair."""
-    return has_gradient_with_value(problem) and not (direction.kind == "matrix" and direction.need_a)
+    """Whether the state is the gradients, as in first order; never where Omega is a matrix, whose gradient
+    would be one for each pair. Transforms need fewer gradients in the backward than in the forward: this
+    must not depend on `need_a`."""
+    return has_gradient_with_value(problem) and direction.kind != "matrix"
 
 
 def _sides(problem: Problem, direction: Direction) -> list[tuple[Tensor | None, bool]]:
