@@ -223,7 +223,7 @@ def backward_worker(
             height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
             if width > 0:
-                tile_costs(series, place, tile, scratch, rows)
+                tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
                 shear(rows, tile, diagonals)
                 found = saved_boundary(edges, tiles, grid, place, line_n)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)

@@ -103,15 +103,17 @@ def distance_rows(
 
 
 @jit
-def copy_rows(cost: Array, start: int, stride: int, tile: Tile, rows: Array) -> None:
-    """rows[a, b] = the tile of a cost matrix, inside the band."""
+def copy_rows(cost: Array, start: int, stride: int, least: float, tile: Tile, rows: Array) -> None:
+    """rows[a, b] = the tile of a cost matrix, inside the band; NaN for what is below ``least``."""
     lanes = lanes_of(rows)
     for a in range(tile.height):
         source = start + a * stride
         to = (a + lanes) * (tile.edge + lanes)
         first, stop = row_range(a, tile)
         for b in range(first, stop):
-            rows[to + b] = cost[source + b]
+            value = cost[source + b]
+            # Its exponent would overflow: the pair is poisoned, as by NaN, rather than wrong.
+            rows[to + b] = math.nan if value < least else value
 
 
 @jit
@@ -159,12 +161,14 @@ def pack_tile(series: Series, place: Place, width: int, edge: int, packed: Array
 
 
 @jit
-def tile_costs(series: Series, place: Place, tile: Tile, scratch: Scratch, rows: Array) -> None:
-    """rows[a, b] = the tile's costs, with +inf around them."""
+def tile_costs(
+    series: Series, place: Place, tile: Tile, largest: float, scratch: Scratch, rows: Array
+) -> None:
+    """rows[a, b] = the tile's costs, with +inf around them; ``largest`` is the largest that a walk takes."""
     dimensions, x_start = series.dimensions, series.x_offsets[place.pair]
     if series.is_cost:
         start = x_start + (place.row * series.columns + place.column) * tile.edge
-        copy_rows(series.x, start, series.columns, tile, rows)
+        copy_rows(series.x, start, series.columns, -largest, tile, rows)
     else:
         start = x_start + place.row * tile.edge * dimensions
         at = place.packed + place.column * tile.edge * dimensions

@@ -177,7 +177,7 @@ def dual_backward_worker(
             height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
             if width > 0:
-                tile_costs(series, place, tile, scratch, rows)
+                tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
                 shear(rows, tile, diagonals)
                 tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
                 shear(rows, tile, changes)

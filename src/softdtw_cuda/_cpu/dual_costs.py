@@ -5,6 +5,8 @@ What it is outside the tile or the band is not written: the walk takes 0 whereve
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .arguments import FEATURES, MATRIX, TANGENTS, Array, Omega, Place, Series, Tile
@@ -89,7 +91,7 @@ def tile_direction(
         tangent_rows(series.x, x_start, omega.series.x, a_start, features, packed, y_at, b_at, tile, rows)
     elif omega.kind == MATRIX:
         start = a_start + first_row * series.columns + first_column
-        copy_rows(omega.series.x, start, series.columns, tile, rows)
+        copy_rows(omega.series.x, start, series.columns, -math.inf, tile, rows)
     elif omega.kind == FEATURES:
         start = a_start + first_row * features
         distance_rows(omega.series.x, start, features, packed, b_at, tile, rows)

@@ -122,7 +122,7 @@ def dual_forward_worker(
                 pack_tile(series, place, width, edge, scratch.packed)
                 pack_tile(omega.series, Place(pair, row, column, b_packed), width, edge, scratch.packed)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            tile_costs(series, place, tile, scratch, rows)
+            tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
             shear(rows, tile, diagonals)
             tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
             shear(rows, tile, changes)

@@ -141,7 +141,7 @@ def forward_worker(
             if not tile_in_band(grid, row - 1, column):
                 pack_tile(series, place, width, edge, scratch.packed)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            tile_costs(series, place, tile, scratch, rows)
+            tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
             shear(rows, tile, diagonals)
 
             if edges.saved:

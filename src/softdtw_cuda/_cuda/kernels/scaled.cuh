@@ -33,7 +33,7 @@ DEVICE Scaled one() { return Scaled{(real)1, (exponent)0}; }
 #if WIDE
 DEVICE double shifted(double f, i64 k) { return f * double_of((u64)(1023 - k) << 52); }  // k = 1023 gives exactly zero
 DEVICE Weight weight_of(double s) {
-  if (s != s || s < -FORBIDDEN_FROM) return Weight{s - s, 0};  // NaN poisons the sample; so does -inf
+  if (s != s || s < -FORBIDDEN_FROM) return Weight{(s - s) / (s - s), 0};  // NaN poisons the sample; so does what is as good as -inf
   if (s >= FORBIDDEN_FROM) return Weight{0.0, NO_PATH};
   double whole = round_nearest(s);
   return Weight{exp2_exact(whole - s), (i64)whole};

@@ -23,7 +23,7 @@ struct Shares { real up, left, diagonal; };          // of eq. (7)
 DEVICE Scaled no_path() { return Scaled{(real)0, NO_PATH}; }
 DEVICE Weight forbidden() { return Weight{(real)0, NO_PATH}; }
 DEVICE Weight weight_of(double s) {
-  if (s != s || s < -FORBIDDEN_FROM) return Weight{(real)(s - s), 0};  // NaN poisons the sample; so does -inf
+  if (s != s || s < -FORBIDDEN_FROM) return Weight{(real)((s - s) / (s - s)), 0};  // NaN poisons the sample; so does what is as good as -inf
   if (s >= FORBIDDEN_FROM) return forbidden();
   const double whole = round_nearest(s);
 #if INPUT == FLOAT64
