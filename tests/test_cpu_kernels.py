@@ -25,7 +25,7 @@ from softdtw_cuda._cpu import config, dual_launch, launch, scaled_floats, scratc
 from softdtw_cuda._cpu import threads as cpu_threads  # noqa: E402
 from softdtw_cuda._cpu.arguments import UNBANDED, Tile  # noqa: E402
 from softdtw_cuda._cpu.cost_range import largest_distance_worker  # noqa: E402
-from softdtw_cuda._cpu.problem import arrays_of  # noqa: E402
+from softdtw_cuda._cpu.problem import arrays_of, order_of_tiles  # noqa: E402
 from softdtw_cuda._cpu.shear import shear, unshear  # noqa: E402
 from softdtw_cuda._problem import Direction, Problem  # noqa: E402
 
@@ -823,3 +823,27 @@ def test_slopes_where_paths_part_and_meet_again() -> None:
         if case.what == "expected"
     )
     assert case.error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "radius"), [(1, 1, 0), (5, 9, 1), (9, 5, 2), (7, 7, 30), (12, 3, 1)]
+)
+def test_tiles_of_the_band(rows: int, columns: int, radius: int) -> None:
+    inside = {(i, j) for i in range(rows) for j in range(columns) if abs(i - j) <= radius}
+    for by_diagonal, reverse in itertools.product((False, True), repeat=2):
+        order = list(zip(*order_of_tiles(rows, columns, radius, by_diagonal, reverse), strict=True))
+        assert len(order) == len(inside)
+        assert set(order) == inside
+        at = {tile: k for k, tile in enumerate(order)}
+        for i, j in order:
+            for earlier in ((i - 1, j), (i, j - 1), (i - 1, j - 1)):
+                assert earlier not in at or (at[earlier] < at[i, j]) != reverse
+
+
+def test_a_narrow_band_of_a_long_pair_takes_no_memory_outside_it() -> None:
+    x = torch.zeros(1, 300_000, 1)
+    arrays = arrays_of(Problem(x, x, None, None, 1.0, 10))
+    rows = arrays.tiles.rows
+    threads, _, schedule = launch.plan(arrays, False, 1)
+    assert threads == 1 or schedule.finished.size <= 5 * rows
+    assert schedule.tile_rows.size <= 5 * rows

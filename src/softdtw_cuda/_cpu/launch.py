@@ -93,7 +93,7 @@ def plan(arrays: Arrays, backward: bool, cell: int) -> tuple[int, int, Schedule]
         *order_of_tiles(tiles.rows, tiles.columns, tiles.radius, by_tile, backward),
         by_tile,
         np.zeros(1, np.int64),
-        np.zeros(arrays.pairs * tiles.rows * tiles.columns if by_tile else 1, np.int32),
+        np.zeros(arrays.pairs * tiles.rows * tiles.kept if by_tile else 1, np.int32),
         np.full(2 * threads, -1, np.int64),
         BACKWARD_SLICE if backward else SLICE,
     )

@@ -31,9 +31,11 @@ def order_of_tiles(
     rows: int, columns: int, radius: int, by_diagonal: bool, reverse: bool
 ) -> tuple[Array, Array]:
     """Rows and columns of the tiles in the band, every tile after those that it waits for."""
-    row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
-    inside = np.abs(row - column) <= radius
-    row, column = row[inside], column[inside]
+    every = np.arange(rows, dtype=np.int64)
+    first, stop = np.maximum(every - radius, 0), np.minimum(every + radius + 1, columns)
+    widths = np.maximum(stop - first, 0)
+    row = np.repeat(every, widths)
+    column = np.arange(row.size) - np.repeat(np.cumsum(widths) - widths - first, widths)
     if by_diagonal:
         order = np.argsort(row + column, kind="stable")
         row, column = row[order], column[order]

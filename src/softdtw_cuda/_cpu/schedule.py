@@ -13,7 +13,7 @@ from __future__ import annotations
 from .arguments import Array, Grid, Schedule, Tiles
 from .atomics import atomic_next, load_acquire, store_release
 from .compile import jit
-from .geometry import tile_in_band
+from .geometry import saved_slot, tile_in_band
 
 SPINS_BEFORE_YIELD = 2000
 NONE_LEFT = -1
@@ -47,7 +47,7 @@ def put_back(schedule: Schedule, ticket: int, tile: int, worker: int) -> None:
 
 @jit
 def _flag(tiles: Tiles, pair: int, row: int, column: int) -> int:
-    return (pair * tiles.rows + row) * tiles.columns + column
+    return pair * tiles.rows * tiles.kept + saved_slot(row, column, tiles)
 
 
 @jit
