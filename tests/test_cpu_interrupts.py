@@ -317,3 +317,36 @@ def test_every_slice_size_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         torch.set_num_threads(before)
     for result in results[1:]:
         assert all(torch.equal(found, wanted) for found, wanted in zip(result, results[0], strict=True))
+
+
+class _Locked:
+    """A pool whose lock is held while it takes work, as that of concurrent.futures; a signal arrives then."""
+
+    def __init__(self, handler: Callable[[], None]) -> None:
+        self.handler = handler
+        self.entered = False
+
+    def submit(self, helper: Callable[[], None]) -> None:
+        assert not self.entered, "a real pool would wait for ever"
+        self.entered = True
+        self.handler()
+        self.entered = False
+        threading.Thread(target=helper).start()
+
+
+def test_a_signal_handler_may_call_while_threads_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def work_of(name: str) -> Callable[[int], bool]:
+        def work(worker: int) -> bool:
+            done.append(f"{name} {worker}")
+            return False
+
+        return work
+
+    pool = _Locked(lambda: cpu_threads.run(2, work_of("handler")))
+    monkeypatch.setattr(cpu_threads, "_executor", lambda: pool)
+    cpu_threads.run(2, work_of("call"))
+    assert "handler 0" in done
+    assert "call 0" in done
+    assert done.count("handler 0") == 1

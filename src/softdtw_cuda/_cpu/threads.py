@@ -15,6 +15,9 @@ import torch
 SMALLEST_SHARE = 600_000
 """Cells times (dimensions + 8) for each thread below which waking another costs more than it gains."""
 
+_waking = threading.local()
+"""`now` in a thread that is handing out work."""
+
 _executors: dict[int, ThreadPoolExecutor] = {}
 _executors_lock = threading.Lock()
 
@@ -96,6 +99,23 @@ class _Helper:
             self._latch.acquire(timeout=0.1)
 
 
+def _wake(helpers: list[_Helper]) -> None:
+    """Hands each helper to a thread of the pool.
+
+    At exit, or where no thread can be started, the work is left to those who are there. So it is for a call
+    from a signal's handler or a finalizer that runs inside this function: the pool's locks are held then.
+    """
+    if getattr(_waking, "now", False):
+        return
+    _waking.now = True
+    try:
+        with contextlib.suppress(RuntimeError):
+            for helper in helpers:
+                _executor().submit(helper)
+    finally:
+        _waking.now = False
+
+
 def run(threads: int, work: Callable[[int], bool]) -> None:
     """Call ``work(k)`` on ``threads`` threads, this one included, again for as long as it returns True.
 
@@ -113,10 +133,7 @@ def run(threads: int, work: Callable[[int], bool]) -> None:
     helpers = [_Helper(call, worker) for worker in range(1, threads)]
     interrupt: BaseException | None = None
     try:
-        # At exit, or where no thread can be started, the work is left to those who are there.
-        with contextlib.suppress(RuntimeError):
-            for helper in helpers:
-                _executor().submit(helper)
+        _wake(helpers)
         call.loop(0)
     except BaseException as raised:
         call.stopped = True
