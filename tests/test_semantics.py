@@ -435,3 +435,32 @@ def test_changing_the_input_before_backward_is_an_error(device: str) -> None:
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 300])
+def test_negative_costs_beyond_the_range_of_exponents_are_never_wrong(
+    device: str, dtype: torch.dtype, size: int
+) -> None:
+    """Below about -10^15 gamma there is no exponent: NaN, in that sample; above it the value holds."""
+    cost = torch.zeros(4, size, size, dtype=dtype, device=device)
+    cost[1, 0, 0] = -1e20
+    cost[2, 0, 0] = -math.inf
+    cost[3, 0, 0] = -1e12
+    cost.requires_grad_()
+    value = softdtw_from_cost(cost)
+    value.sum().backward()
+    assert value[1:3].isnan().all()
+    zero, negative = value[0].item(), value[3].item()
+    assert zero == pytest.approx(softdtw_from_cost(cost.detach()[:1])[0].item())
+    assert negative == pytest.approx(-1e12, rel=1e-6)
+    assert cost.grad is not None
+    assert cost.grad[[0, 3]].isfinite().all()
+
+
+@FUSED
+def test_divergence_of_a_tensor_with_itself_has_no_gradient(device: str, fused: bool) -> None:
+    x = (100 * torch.randn(3, 150, 2, device=device)).requires_grad_()
+    softdtw_divergence(x, x, gamma=0.1, fused=fused).sum().backward()
+    assert x.grad is not None
+    assert (x.grad == 0).all()

@@ -266,7 +266,7 @@ def softdtw_from_cost(
 
     Args:
         cost: (B, N, M), or (N, M). Negative costs are allowed, +inf forbids a cell. Where every path is
-            forbidden the value is +inf and the gradient zero.
+            forbidden the value is +inf and the gradient zero. A cost below about -1e15 gamma gives NaN.
         gamma, bandwidth, x_lengths, y_lengths: as in :func:`softdtw`; x_lengths counts rows, y_lengths
             columns.
 
@@ -336,6 +336,9 @@ def softdtw_alignment(
 
 def divergence(problem: Problem) -> Tensor:
     """(B,) values of the divergence."""
+    if problem.x is problem.y:
+        # Its own gradient for each side: in one sum of all four the terms would not cancel to the last bit.
+        problem = problem._replace(y=problem.x.view_as(problem.x))
     return _autograd.values(problem) - half_self(problem, first=True) - half_self(problem, first=False)
 
 

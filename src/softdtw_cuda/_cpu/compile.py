@@ -88,13 +88,13 @@ def _give_notice() -> None:
     _notice_given = True
     reason = why_not_kept() if cache.AVAILABLE else "this version of Numba is not known"
     if reason is None:
-        rest = f"this happens once, they are kept in {cache_folder()}"
+        rest = f"they are compiled once and kept in {cache_folder()}"
     else:
         rest = (
-            f"every process does it again, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to a "
-            "folder that only you can write to"
+            f"every process compiles them again, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to "
+            "a folder that only you can write to"
         )
-    sys.stderr.write(f"softdtw_cuda: compiling the CPU kernels; {rest}.\n")
+    sys.stderr.write(f"softdtw_cuda: compiling or loading the CPU kernels; {rest}.\n")
     sys.stderr.flush()
 
 
