@@ -91,8 +91,8 @@ def _give_notice() -> None:
         rest = f"they are compiled once and kept in {cache_folder()}"
     else:
         rest = (
-            f"every process compiles them again, since they cannot be kept ({reason}); set SOFTDTW_CUDA_CACHE to "
-            "a folder that only you can write to"
+            f"every process compiles them again, since they cannot be kept ({reason}); set "
+            "SOFTDTW_CUDA_CACHE to a folder that only you can write to"
         )
     sys.stderr.write(f"softdtw_cuda: compiling or loading the CPU kernels; {rest}.\n")
     sys.stderr.flush()
