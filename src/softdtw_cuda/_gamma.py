@@ -27,7 +27,7 @@ def gamma_heuristic(
     Args:
         X: (K, N, D), a tensor or a NumPy array, or a list of K series (N_k, D).
         lengths: (K,) true lengths of padded series.
-        n_samples: steps to draw; all of them where X has no more.
+        n_samples: steps to draw, none of them twice; all of them where X has no more.
         seed: of the draw. The same seed gives the same number.
 
     Returns:
