@@ -1,6 +1,8 @@
-"""All pairs and k-means beside aeon and tslearn, in one run on the same data; on a GPU the large jobs alone.
+"""All pairs and k-means beside aeon and tslearn on the CPU, in one run on the same data.
 
-    python -m benchmarks.clustering [--device cuda] [--only pairs] [--write]
+    python -m benchmarks.clustering [--only pairs] [--write]
+
+Large jobs on a GPU are those of benchmarks/scale.py.
 
 The other libraries come with `pip install 'softdtw-cuda-torch[compare]'`, in an environment of its own; where
 one is missing its rows say so. k-means starts from the same centers everywhere and takes the same number of
@@ -30,7 +32,9 @@ from softdtw_cuda.estimators import SoftDTWKMeans
 
 from .worker import cpu_name
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results" / "clustering-cpu.csv"
+KINDS = {"pairs": "all pairs", "k-means": "k-means"}
+"""What names of jobs begin with."""
 OWN = "softdtw_cuda"
 REPEATS = 10
 ENOUGH_S = 20.0
@@ -77,10 +81,7 @@ class KMeansJob(NamedTuple):
 
 
 PAIRS = (500, 140)
-K_MEANS = {
-    "cpu": [KMeansJob(*PAIRS, 5, 5)],
-    "cuda": [KMeansJob(300_000, 48, 10, 10), KMeansJob(115, 4000, 20, 10)],
-}
+K_MEANS = KMeansJob(*PAIRS, 5, 5)
 SMALL = KMeansJob(12, 10, 2, 1)
 
 
@@ -95,7 +96,7 @@ def kinds(count: int, steps: int, clusters: int, seed: int = 0) -> np.ndarray:
     return noisy.astype(np.float32)
 
 
-def measure(calls: Mapping[str, Callable[[], Any]], device: str) -> dict[str, Measured]:
+def measure(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Measured]:
     """Calls in turns, so that what else the machine does meets all of them."""
     found: dict[str, Measured] = {}
     spent = dict.fromkeys(calls, 0.0)
@@ -103,8 +104,6 @@ def measure(calls: Mapping[str, Callable[[], Any]], device: str) -> dict[str, Me
         for name in [name for name, seconds in spent.items() if seconds < ENOUGH_S]:
             start, cpu_start = time.perf_counter(), time.process_time()
             result = calls[name]()
-            if device == "cuda":
-                torch.cuda.synchronize()
             seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
             spent[name] += seconds
             before = found.get(name, Measured(math.inf, math.inf, None))
@@ -119,7 +118,7 @@ def rows_of(
     inertia: Callable[[Any], str],
 ) -> Iterator[Row]:
     """Rows of calls that were tried on a small problem, and of those that are not installed."""
-    for method, (seconds, cpu_seconds, result) in measure(calls, "cpu").items():
+    for method, (seconds, cpu_seconds, result) in measure(calls).items():
         yield Row(job, method, f"{seconds:.4g}", f"{cpu_seconds:.4g}", inertia(result), "ok")
     for method, reason in missing.items():
         yield Row(job, method, "", "", "", reason)
@@ -164,30 +163,9 @@ def _aeon_pairs(x: np.ndarray, name: str) -> Any:
     return getattr(aeon.distances, name)(x[:, None].astype(np.float64), n_jobs=2)
 
 
-def k_means_rows(job: KMeansJob, device: str) -> Iterator[Row]:
-    """Plain Soft-DTW beside tslearn, which has no other; on a GPU the divergence from k-means++ starts."""
+def k_means_rows(job: KMeansJob) -> Iterator[Row]:
+    """Plain Soft-DTW beside tslearn, which has no other."""
     x = job.data()
-    if device == "cuda":
-        for normalize in (True, False):
-
-            def fit(job: KMeansJob, normalize: bool = normalize) -> SoftDTWKMeans:
-                model = SoftDTWKMeans(
-                    job.clusters,
-                    max_iter=job.rounds,
-                    tol=0,
-                    normalize=normalize,
-                    random_state=0,
-                    device=device,
-                )
-                return model.fit(job.data() if job is SMALL else x)
-
-            fit(SMALL)
-            seconds, cpu_seconds, model = measure({"fit": partial(fit, job)}, device)["fit"]
-            measured = "divergence" if normalize else "Soft-DTW"
-            status = "ok" if model.n_iter_ == job.rounds else f"ok, {model.n_iter_} rounds"
-            times = f"{seconds:.4g}", f"{cpu_seconds:.4g}"
-            yield Row(job.name, f"{OWN}, {measured}", *times, f"{model.inertia_:.8g}", status)
-        return
     fits: dict[str, Callable[[np.ndarray, KMeansJob], Any]] = {OWN: _own_k_means, "tslearn": _tslearn_k_means}
     missing = tried({name: partial(each, SMALL.data(), SMALL) for name, each in fits.items()})
     calls = {name: partial(each, x, job) for name, each in fits.items() if name not in missing}
@@ -225,14 +203,8 @@ def _tslearn_k_means(x: np.ndarray, job: KMeansJob) -> np.ndarray:
     return centers
 
 
-def write(rows: list[Row], device: str, command: str) -> None:
-    """Replace the results of these jobs on a device."""
-    path = RESULTS / f"clustering-{device}.csv"
-    name = (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{cpu_name()}, {torch.get_num_threads()} threads"
-    )
+def write(rows: list[Row], kind: str | None, path: Path = RESULTS) -> None:
+    """Replace the results of the kind of job that was measured, of whatever sizes, or of all."""
     versions = [f"python {platform.python_version()}"]
     for package in ("torch", "numba", "aeon", "tslearn"):
         try:
@@ -241,17 +213,16 @@ def write(rows: list[Row], device: str, command: str) -> None:
             continue
     origin = {
         "date": datetime.date.today().isoformat(),
-        "device": name,
+        "device": f"{cpu_name()}, {torch.get_num_threads()} threads",
         "versions": "; ".join(versions),
-        "command": command,
+        "command": f"python -m benchmarks.clustering{f' --only {kind}' if kind else ''} --write",
     }
     old = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             old = list(csv.DictReader(file))
-    jobs = {row.job for row in rows}
-    new = [row._asdict() | origin for row in rows]
-    merged = sorted([row for row in old if row["job"] not in jobs] + new, key=lambda row: row["job"])
+    kept = [row for row in old if kind is not None and not row["job"].startswith(KINDS[kind])]
+    merged = sorted([*kept, *(row._asdict() | origin for row in rows)], key=lambda row: row["job"])
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*Row._fields, *origin], lineterminator="\n")
         writer.writeheader()
@@ -261,12 +232,9 @@ def write(rows: list[Row], device: str, command: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=["pairs", "k-means"], help="one kind of job")
-    parser.add_argument(
-        "--write", action="store_true", help="replace these jobs in results/clustering-DEVICE.csv"
-    )
+    parser.add_argument("--only", choices=KINDS, help="one kind of job")
+    parser.add_argument("--write", action="store_true", help=f"replace these jobs in {RESULTS.name}")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", "h5py not installed")
@@ -278,15 +246,14 @@ def main() -> None:
         result = f"{times}  inertia {row.inertia or '-'}" if row.seconds else ""
         print(f"{row.job:48} {row.method:24} {result} {row.status}", flush=True)
 
-    if options.device == "cpu" and options.only != "k-means":
+    if options.only != "k-means":
         for row in pair_rows(PAIRS):
             show(row)
-    for job in K_MEANS[options.device] if options.only != "pairs" else []:
-        for row in k_means_rows(job, options.device):
+    if options.only != "pairs":
+        for row in k_means_rows(K_MEANS):
             show(row)
     if options.write:
-        chosen = "" if options.device == "cpu" else f" --device {options.device}"
-        write(rows, options.device, f"python -m benchmarks.clustering{chosen} --write")
+        write(rows, options.only)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def part_of(name: str) -> TimeSeriesSet:
 
 
 def own_rows(data: TimeSeriesSet) -> Iterator[Row]:
-    """This library's three tasks under every measure and gamma."""
+    """This library's tasks under every measure and gamma."""
 
     def near_dtw() -> Tensor:
         distances = methods.soft(data.test, data.train, ALMOST_DTW, torch.float64)
@@ -73,18 +73,10 @@ def own_rows(data: TimeSeriesSet) -> Iterator[Row]:
 
     yield _row(data, "1-NN", "Soft-DTW", ALMOST_DTW, near_dtw)
     for gamma in GAMMAS:
-        for name, measure in methods.MEASURES.items():
-            for task, answer in _tasks(data, measure, gamma).items():
-                yield _row(data, task, name, gamma, answer)
-
-
-def _tasks(data: TimeSeriesSet, measure: methods.Measure, gamma: float) -> dict[str, Callable[[], Tensor]]:
-    train, test = data.train, data.test
-    return {
-        "1-NN": lambda: methods.nearest_neighbour(train, test, measure, gamma),
-        "nearest centroid": lambda: methods.nearest_centroid(train, test, measure, gamma),
-        "k-means": lambda: methods.k_means(train, len(data.classes), measure, gamma, **K_MEANS)[0],
-    }
+        for measure in methods.MEASURES:
+            answers = methods.answers(data.train, data.test, measure, gamma, **K_MEANS)
+            for task, answer in answers.items():
+                yield _row(data, task, measure, gamma, answer)
 
 
 def rival_rows(data: TimeSeriesSet) -> Iterator[Row]:
@@ -139,8 +131,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     small = part_of("ItalyPowerDemand").train.take(slice(4))
-    for measure in methods.MEASURES.values():  # kernels are loaded, or compiled, on first use
-        methods.k_means(small, 2, measure, 1.0, n_init=1, max_iter=1)
+    for measure in methods.MEASURES:  # kernels are loaded, or compiled, on first use
+        for answer in methods.answers(small, small, measure, 1.0, n_init=1, max_iter=1).values():
+            answer()
     methods.soft(small, small, ALMOST_DTW, torch.float64)
     start, count = time.perf_counter(), 0
     for name in options.sets:

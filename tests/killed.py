@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from softdtw_cuda import _tile_work, distributed
@@ -56,8 +57,19 @@ def wait(child: int, limit: float) -> int | None:
     return None
 
 
+def journal_of(arguments: list[str]) -> Path:
+    option = "--centers" if arguments[0] == "kmeans" else "--out"
+    return Path(arguments[arguments.index(option) + 1] + ".journal")
+
+
 def finished(arguments: list[str]) -> int:
-    folder = Path(arguments[arguments.index("--out") + 1] + ".journal")
+    """Tiles, or rounds of all runs of k-means, of which one has fewer than a hundred."""
+    folder = journal_of(arguments)
+    reached = folder / "reached.npz"
+    if reached.exists():
+        with np.load(reached) as file:
+            described = json.loads(str(file["described"]))
+        return int(100 * described["run"] + described["clusters"]["rounds"])
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("finished-*.log"))
 
 
@@ -66,6 +78,7 @@ def run() -> dict[str, object]:
     arguments = [*sys.argv[4:], "--no-progress"]
     chance = random.Random(seed)
     seen: dict[str, list[int]] = {"finished": [], "others": []}
+    before = 0
     longest = 1.0  # seconds; a run that ends earlier shortens it
     torch.set_num_threads(1)
     distributed.cdist(torch.randn(2, 5, 1))  # loads the kernels
@@ -91,16 +104,24 @@ def run() -> dict[str, object]:
             if status == 0:
                 longest = max(0.1, 0.8 * (time.monotonic() - begun))
                 forget_half(arguments)
+                before = 0
                 continue
             assert status == -signal.SIGKILL, status
+            now = finished(arguments)
+            assert now >= before, "what was finished is lost"
+            before = now
             seen["others"] += [each for each in others if each is not None]
-            seen["finished"].append(finished(arguments))
+            seen["finished"].append(now)
     raise AssertionError("the runs ended before they could be killed")
 
 
 def forget_half(arguments: list[str]) -> None:
-    """Of what the journal lists, so that the next run has something to do."""
-    for path in Path(arguments[arguments.index("--out") + 1] + ".journal").glob("finished-*.log"):
+    """Of what the journal lists, or all of what k-means found, so that the next run has something to do."""
+    if arguments[0] == "kmeans":
+        for option in ("--centers", "--labels"):
+            Path(arguments[arguments.index(option) + 1]).unlink()
+        (journal_of(arguments) / "reached.npz").unlink()
+    for path in journal_of(arguments).glob("finished-*.log"):
         lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(lines[::2]))
 

@@ -109,7 +109,9 @@ def save(name: str, content: Any) -> None:
         (np.zeros((3, 4), np.longdouble), "has the type float128, expected float32"),
         (np.zeros((3, 4)), "x has dtype torch.float32 and y torch.float64"),
         (np.zeros((3, 4, 2), np.float32), "x has 1 features and y has 2"),
-        (np.zeros((3, 0), np.float32), "expected at least one time step"),
+        (np.zeros((3, 0), np.float32), r"bad\.npy has shape \(3, 0\), expected at least one series"),
+        (np.zeros((0, 3), np.float32), r"bad\.npy has shape \(0, 3\), expected at least one series"),
+        (np.array([[0, 1], [2, np.nan], [3, np.inf]]), r"bad\.npy has NaN or infinite values, in series 1"),
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )
@@ -152,6 +154,13 @@ def test_a_file_that_is_cut_off(files: Path, capsys: pytest.CaptureFixture[str])
         (["cdist", "x.npy", "y.npy", "--out", "d.npy", "--bandwidth", "2"], "bandwidth"),
         (["cdist", "x.npy", "--out", "d.npy", "--y-lengths", "x.npy"], "expected integers, one for each"),
         (["cdist", "x.npy", "--out", "d.npy", "--y-lengths", "n.npy"], "second set, but there is none"),
+        (["cdist", "x.npy", "--out", "d.npy", "--x-lengths", "m.npy"], "m.npy has 9 lengths and x.npy 12"),
+        (
+            ["cdist", "x.npy", "--out", "d.npy", "--x-lengths", "long.npy"],
+            "long.npy has 31 for series 3, expected a length from 1 to 30, the steps of x.npy",
+        ),
+        (["cdist", "x.npy", "--out", "d.npy", "--device", "meta"], "--device is 'meta', but torch cannot"),
+        (["cdist", "x.npy", "--out", "d.npy", "--device", "gpu"], "--device is 'gpu', expected 'cpu'"),
         (["knn", "x.npy", "y.npy", "-k", "10", "--out", "v.npy", "--indices", "i.npy"], "k is 10 but the"),
         (["knn", "x.npy", "--out", "v.npy", "--indices", "v.npy"], "out names v.npy twice"),
         (["knn", "x.npy", "--out", "v.npy", "--indices", "x.npy", "--overwrite"], "input and an output"),
@@ -161,9 +170,10 @@ def test_a_file_that_is_cut_off(files: Path, capsys: pytest.CaptureFixture[str])
 def test_wrong_arguments(
     files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    np.save("n.npy", np.full(12, 20))
+    for name, lengths in (("n", [20] * 12), ("m", [20] * 9), ("long", [20] * 3 + [31] * 9)):
+        np.save(f"{name}.npy", np.array(lengths))
     before = {path: path.read_bytes() for path in files.glob("*.npy")}
-    assert run(*arguments) == 1
+    assert main([arguments[0], "--device", "cpu", *arguments[1:], "--no-progress"]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("softdtw_cuda: error: ")
     assert message in shown
@@ -174,7 +184,7 @@ def test_wrong_arguments(
 @pytest.mark.usefixtures("files")
 def test_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdist", "x.npy", "--out", "d.npy", "--device", "cuda"]) == 1
-    assert "--device is cuda, but torch finds no GPU here" in capsys.readouterr().err
+    assert "--device is 'cuda', but torch finds no GPU here" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("files")
@@ -197,6 +207,8 @@ def test_another_job_is_refused_and_may_be_overwritten(capsys: pytest.CaptureFix
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cdist", "x.npy", "y.npy", "--out", "d.npy", "--device", "cpu"]) == 0
     assert re.search(r"100%.*81\.0k/81\.0k .*cell/s", capsys.readouterr().err)
+    assert main(["cdist", "x.npy", "y.npy", "--out", "d.npy", "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == "d.npy: already finished\n"
 
 
 @pytest.mark.usefixtures("files")
@@ -225,11 +237,21 @@ def test_help_is_for_a_newcomer(command: list[str], capsys: pytest.CaptureFixtur
             ".npy",
             "give the same command again",
         ],
-        "cdist": ["X.npy", "Y.npy", "--out", "--gamma", "--bandwidth", "--normalize", "--device"],
-        "knn": ["X.npy", "Y.npy", "-k", "--out", "--indices", "--gamma"],
-        "kmeans": ["X.npy", "-k", "--centers", "--labels", "--gamma", "--no-normalize", "--seed"],
+        "cdist": [
+            "All pairs of two sets, or of one with itself: the table of their values of Soft-DTW, or",
+            *["X.npy", "Y.npy", "--out", "--gamma", "--bandwidth", "--normalize", "--device"],
+        ],
+        "knn": [
+            "The nearest series of each query, by Soft-DTW, or",
+            *["X.npy", "Y.npy", "-k", "--out", "--indices", "--gamma"],
+        ],
+        "kmeans": [
+            "under the divergence of Soft-DTW, or",
+            *["X.npy", "-k", "--centers", "--labels", "--gamma", "--no-normalize", "--seed"],
+        ],
     }[" ".join(command)]
-    assert all(text in shown for text in wanted)
+    shown_words = " ".join(shown.split())
+    assert all(text in shown_words for text in wanted)
     assert max(map(len, shown.splitlines())) <= 110
     # Every option is explained: a line of its own has no text beside it or below it.
     for name in re.findall(r"^  (-[^\n]*)$", shown, re.MULTILINE):
@@ -252,10 +274,16 @@ def test_k_means(files: Path, normalize: bool, capsys: pytest.CaptureFixture[str
     np.testing.assert_array_equal(np.load("c.npy")[:, :, 0], model.cluster_centers_)
     np.testing.assert_array_equal(np.load("l.npy"), model.labels_)
     assert f"{model.inertia_:.8g}" in capsys.readouterr().out
-    before = Path("c.npy").read_bytes()
+    before = [Path(name).read_bytes() for name in ("c.npy", "l.npy")]
     assert run(*KMEANS) == 1
-    assert "c.npy: exists; give another name, or --overwrite" in capsys.readouterr().err
-    assert Path("c.npy").read_bytes() == before
+    assert "c.npy: the output belongs to another job: options: " in capsys.readouterr().err
+    Path("l.npy").unlink()
+    assert main([*KMEANS, *more, "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == "c.npy: already finished\n"
+    assert [Path(name).read_bytes() for name in ("c.npy", "l.npy")] == before
+    np.save("l.npy", np.zeros(3))
+    assert run(*KMEANS, *more) == 1
+    assert "l.npy: the output exists and is not of this job" in capsys.readouterr().err
     np.save("n.npy", np.full(12, 20))
     assert run(*KMEANS, "--overwrite", "--x-lengths", "n.npy") == 0
     assert np.load("c.npy").shape == (3, 20, 1)
@@ -271,7 +299,7 @@ def test_k_means(files: Path, normalize: bool, capsys: pytest.CaptureFixture[str
         (["--tol", "-1"], "tol"),
         (["--labels", "c.npy"], "c.npy is named twice"),
         (["--labels", "x.npy"], "x.npy is an input and an output"),
-        (["--device", "gpu"], "--device is 'gpu', expected auto, cpu, cuda or cuda:1"),
+        (["--device", "gpu"], "--device is 'gpu', expected 'cpu', 'cuda', 'cuda:1' or another device"),
     ],
 )
 def test_wrong_arguments_of_k_means(
@@ -307,7 +335,12 @@ def test_k_means_of_values_that_are_not_finite(files: Path, capsys: pytest.Captu
     x[3, 4] = np.nan
     np.save("x.npy", x)
     assert run(*KMEANS) == 1
-    assert "x.npy has NaN or infinite values" in capsys.readouterr().err
+    assert "x.npy has NaN or infinite values, in series 3 first" in capsys.readouterr().err
+    x[3, 4:] = np.nan  # where the series has ended
+    np.save("x.npy", x)
+    np.save("n.npy", np.full(12, 4))
+    assert run(*KMEANS, "--x-lengths", "n.npy") == 0
+    assert np.isfinite(np.load("c.npy")).all()
 
 
 # ---- processes
@@ -381,7 +414,7 @@ def test_a_disk_that_is_too_small(job: tuple[Path, np.ndarray]) -> None:
     )
     found = call([sys.executable, "-c", program, *ARGUMENTS], folder)
     assert found.returncode == 1
-    assert "softdtw_cuda: error: d.npy.draft: File too large" in found.stderr
+    assert "softdtw_cuda: error: d.npy: File too large" in found.stderr
     assert "Traceback" not in found.stderr
     assert sorted(path.name for path in folder.glob("*.npy*")) == ["d.npy.journal", "x.npy"]
 
@@ -415,6 +448,28 @@ def test_neighbours_killed_at_random_moments(tmp_path: Path) -> None:
     values, indices = distributed.knn(series(90, 150)[:, :, None], None, 4, exclude_self=True)
     assert np.array_equal(np.load(tmp_path / "v.npy"), values)
     assert np.array_equal(np.load(tmp_path / "i.npy"), indices)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(("processes", "kills"), [(1, 24), (2, 6)])
+def test_k_means_killed_at_random_moments(tmp_path: Path, processes: int, kills: int) -> None:
+    """What a round or a start has reached is never lost, and the end is that of an uninterrupted fit."""
+    np.save(tmp_path / "x.npy", series(40, 60))
+    arguments = [*KMEANS, "--starts", "3", "--rounds", "8", "--tol", "0"]
+    alone = call(command("softdtw_cuda", *arguments), tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    expected = [(tmp_path / name).read_bytes() for name in ("c.npy", "l.npy")]
+    for path in (*tmp_path.glob("[cl].npy"), *(tmp_path / "c.npy.journal").iterdir()):
+        path.unlink()
+    seed = str(random.randrange(1 << 30))
+    program = [sys.executable, str(ROOT / "tests" / "killed.py"), str(processes), str(kills), seed]
+    found = call([*program, *arguments], tmp_path)
+    assert found.returncode == 0, (seed, found.stderr)
+    seen = json.loads(found.stdout[found.stdout.rindex("{") :])
+    assert len(set(seen["finished"])) > kills // 4, "the kills came at few different moments"
+    assert seen["status"] == [0] * processes
+    assert [(tmp_path / name).read_bytes() for name in ("c.npy", "l.npy")] == expected, seed
 
 
 def children(parent: int) -> list[int]:

@@ -28,6 +28,7 @@ from softdtw_cuda._cpu.cost_range import largest_distance_worker  # noqa: E402
 from softdtw_cuda._cpu.problem import arrays_of, order_of_tiles  # noqa: E402
 from softdtw_cuda._cpu.shear import shear, unshear  # noqa: E402
 from softdtw_cuda._problem import Direction, Problem  # noqa: E402
+from softdtw_cuda.pairs import pairs_at_a_time  # noqa: E402
 
 FLOAT_TYPES = (torch.float32, torch.float64)
 VALUE_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -757,6 +758,34 @@ def test_gradient_with_the_value_is_that_of_two_passes(
     tolerance = {"rtol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-6}
     for one, other in zip(gradients, launch.backward(problem, grad, *apart), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 4])
+def test_listed_pairs_keep_the_gradients_of_their_copies(dtype: torch.dtype, count: int) -> None:
+    """Bit for bit, in first and second order: series in several pairs, flagged samples, a limit of memory."""
+    x, y = torch.randn(count, 40, 3, dtype=dtype), torch.randn(3, 37, 3, dtype=dtype)
+    y[1] *= 1e5  # beyond the range of float32 arithmetic
+    lengths = torch.arange(40, 40 - count, -1), torch.tensor([37, 30, 36])
+    pairs = torch.tensor([[0, 1], [count - 1, 0], [0, 2], [0, 1], [count - 1, 2]], dtype=torch.int32)
+    listed = Problem(x, y, *lengths, 0.01, -1, True, True, pairs)
+    grad = torch.tensor([1.0, 2.0, -0.5, 1.0, 0.0], dtype=listed.value_dtype)
+    value, state = launch.forward(listed)
+    copies = listed.gathered()
+    expected = launch.forward(copies)
+    number = 8 if dtype == torch.float64 else 4
+    assert state.numel() == launch.state_bytes(listed) == number * 5 * (40 + 37) * 3
+    torch.testing.assert_close((value, state), expected, rtol=0, atol=0)
+    for ours, theirs in zip(
+        launch.backward(listed, grad, value, state), launch.backward(copies, grad, *expected), strict=True
+    ):
+        torch.testing.assert_close(ours.to(dtype), theirs, rtol=0, atol=0)
+    direction = Direction("tangents", torch.randn(5, 40, 3, dtype=dtype), None)
+    second = dual_launch.expected(listed, direction)
+    assert second[2].numel() == dual_launch.expected_state_bytes(listed, direction) == state.numel()
+    torch.testing.assert_close(second, dual_launch.expected(copies, direction), rtol=0, atol=0)
+    # All that pairs_at_a_time counts on: the state, and the gradients made of it.
+    assert pairs_at_a_time(listed, True, 3 * (77 * (64 + 9 * number))) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -425,6 +425,7 @@ def errors(rank: int, folder: str) -> dict[str, str]:
     note("options", lambda: distributed.cdist(x, gamma=2.0 if odd else 1.0))
     note("sizes", lambda: distributed.knn(x[: 29 - odd], y, 2))
     note("content", lambda: distributed.cdist(x, changed(), out=f"{folder}/content.npy"))
+    note("content in memory", lambda: distributed.cdist(x, changed()))
     note("lock", lambda: distributed.cdist(x, y, out=f"{folder}/missing/d.npy"))
     distributed.softdtw_cdist = breaking  # type: ignore[assignment, attr-defined]
     note("tile", lambda: distributed.cdist(x, y))
@@ -499,6 +500,7 @@ def test_what_one_process_raises_all_raise(several: Path) -> None:
         "1.0, is 2.0",
         "sizes": "ValueError: process 1 was called with something else than process 0: inputs: queries: ",
         "content": "ValueError: process 1 was called with something else than process 0: inputs: y: content",
+        "content in memory": "ValueError: process 1 was called with something else than process 0: inputs: y",
         "tile": "MemoryError",
         "tile into a file": "MemoryError",
     }

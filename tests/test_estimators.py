@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import doctest
 import itertools
 import pickle
@@ -23,9 +24,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import clustering
-from softdtw_cuda import _barycenter_loss, _kmeans, estimators, softdtw_cdist
+from softdtw_cuda import _barycenter_loss, _kmeans, distributed, estimators, softdtw_cdist, softdtw_knn
 from softdtw_cuda._kmeans import Distances, Options, fill_empty, spread_start, stretched
-from softdtw_cuda._processes import Processes
+from softdtw_cuda._processes import Processes, check_device
 from softdtw_cuda.estimators import (
     SoftDTWKMeans,
     SoftDTWKNeighborsClassifier,
@@ -275,6 +276,16 @@ def test_k_means_finds_two_kinds(normalize: bool, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(again.transform(X), table)
 
 
+def test_centers_come_as_an_array_a_tensor_or_a_list() -> None:
+    X, _ = kinds()
+    fits = [
+        SoftDTWKMeans(2, init=given, gamma=0.3, max_iter=1, device="cpu").fit(X)
+        for given in (X[:2], torch.from_numpy(X[:2]), [*X[:2]], [*torch.from_numpy(X[:2])], X[:2].tolist())
+    ]
+    for one in fits[1:]:
+        np.testing.assert_array_equal(one.cluster_centers_, fits[0].cluster_centers_)
+
+
 def noisy(count: int = 30, seed: int = 3) -> np.ndarray:
     """Random walks: no clusters, so that k-means has work for many rounds."""
     return np.random.RandomState(seed).randn(count, 16).cumsum(1)
@@ -413,7 +424,7 @@ ERRORS: list[tuple[Callable[[np.ndarray], object], type[Exception], str]] = [
     (lambda X: SoftDTWKMeans(2, bandwidth=-3).fit(X), ValueError, "bandwidth"),
     (lambda X: SoftDTWKMeans(2, dist="no").fit(X), ValueError, "dist"),
     (lambda X: SoftDTWKMeans(2, normalize="yes").fit(X), TypeError, "normalize must be True or False"),
-    (lambda X: SoftDTWKMeans(2, device="abacus").fit(X), ValueError, "device is 'abacus', expected 'auto'"),
+    (lambda X: SoftDTWKMeans(2, device="abacus").fit(X), ValueError, "device is 'abacus', expected 'cpu'"),
     (lambda X: SoftDTWKMeans(2, init="k-means").fit(X), ValueError, "init is 'k-means'"),
     (lambda X: SoftDTWKMeans(2, init=X[:3]).fit(X), ValueError, r"init has shape \(3, 12, 2\)"),
     (lambda X: SoftDTWKMeans(2, init=X[:2, :, 0]).fit(X), ValueError, r"init has shape \(2, 12\)"),
@@ -444,6 +455,9 @@ ERRORS: list[tuple[Callable[[np.ndarray], object], type[Exception], str]] = [
     (lambda X: SoftDTWKNeighborsClassifier(7).fit(X, range(6)).predict(X), ValueError, "n_neighbors = 7"),
     (lambda X: SoftDTWKNeighborsClassifier().fit(X, range(5)), ValueError, r"\[6, 5\]"),
     (lambda X: SoftDTWNearestCentroid().fit(X, range(5)), ValueError, r"\[6, 5\]"),
+    (lambda X: SoftDTWKMeans(2, init=[X[0], X[1, :9]]).fit(X), ValueError, r"centers of shapes \(9, 2\) and"),
+    (lambda X: SoftDTWKMeans(2, init=[X[0]]).fit(X), ValueError, r"init has shape \(1, 12, 2\)"),
+    (lambda X: SoftDTWKMeans(2, device="meta").fit(X), ValueError, "device is 'meta', but torch cannot"),
     (lambda X: SoftDTWNearestCentroid().fit(X, None), ValueError, "requires y"),
 ]  # fmt: skip
 
@@ -453,6 +467,37 @@ def test_errors(call: Callable[[np.ndarray], object], kind: type[Exception], mes
     X, _ = kinds(features=2)
     with pytest.raises(kind, match=message):
         call(X)
+
+
+def test_a_gpu_without_a_number_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_available", True), ("device_count", 4), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    set_of = SoftDTWKMeans()._check_fit_set(np.zeros((3, 4)))
+    for rank, index in ((None, 1), ("2", 2), ("7", 3)):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if rank is not None:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        own = torch.device("cuda", index)
+        assert check_device("cuda") == check_device(torch.device("cuda")) == own
+        assert distributed._device_of(np.zeros((3, 4, 1)), "cuda") == own
+        assert SoftDTWKMeans(device="cuda")._device_of(set_of) == own
+    assert check_device("cuda:3") == torch.device("cuda:3")
+    with pytest.raises(ValueError, match=r"device is 'cuda:4', but torch finds 4 GPU\(s\) here"):
+        check_device("cuda:4")
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    X, y = kinds()
+    for call in (
+        lambda: distributed.cdist(X, device="cuda"),
+        lambda: distributed.knn(X, None, 1, device="cuda:0"),
+        lambda: softdtw_knn(X, None, 1, device="cuda"),
+        lambda: SoftDTWKMeans(2, device="cuda").fit(X),
+        lambda: SoftDTWKNeighborsClassifier(1, device="cuda").fit(X, y).predict(X),
+    ):
+        with pytest.raises(ValueError, match=r"device is 'cuda.*', but torch finds no GPU here"):
+            call()
 
 
 # ---- several processes
@@ -484,6 +529,13 @@ def fit_process(rank: int, processes: int, folder: str) -> None:
         if processes > 1:
             with pytest.raises(ValueError, match="random_state is None, expected an integer"):
                 SoftDTWKMeans(2, distributed=True).fit(ragged_walks())
+            names = r"process 1 was called with something else than process 0: inputs: x: content"
+            model = SoftDTWKMeans(2, distributed=True, random_state=0)
+            other = [one + (rank == 1) for one in ragged_walks()]
+            with pytest.raises((ValueError, RuntimeError), match=names):
+                model.fit(other)
+            with pytest.raises((ValueError, RuntimeError), match=r"n_samples=1 should be >= n_clusters=2"):
+                model.fit(ragged_walks()[: 1 if rank == 1 else None])
     finally:
         torch.distributed.destroy_process_group()
 
@@ -536,7 +588,7 @@ def test_small_sets_open_no_parallel_region_of_torch() -> None:
 
 
 def test_clustering_measures_and_says_what_is_not_installed() -> None:
-    rows = [*clustering.pair_rows((9, 12)), *clustering.k_means_rows(clustering.SMALL, "cpu")]
+    rows = [*clustering.pair_rows((9, 12)), *clustering.k_means_rows(clustering.SMALL)]
     own = [row for row in rows if row.method.startswith(clustering.OWN)]
     assert [row.status for row in own] == ["ok"] * 3
     assert all(float(row.seconds) > 0 for row in own)
@@ -546,3 +598,17 @@ def test_clustering_measures_and_says_what_is_not_installed() -> None:
     best = float(own[-1].inertia)
     start = softdtw_cdist(x[:, :, None].astype(np.float64), x[:2, :, None].astype(np.float64)).min(1).sum()
     assert best < start
+
+
+def test_a_run_replaces_jobs_of_other_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "clustering.csv"
+
+    def write(*jobs: str, only: str | None = None) -> list[str]:
+        rows = [clustering.Row(job, clustering.OWN, "1", "1", "", "ok") for job in jobs]
+        clustering.write(rows, only, path)
+        with path.open(newline="") as file:
+            return [row["job"] for row in csv.DictReader(file)]
+
+    assert write("all pairs of 5", "k-means, 100") == ["all pairs of 5", "k-means, 100"]
+    assert write("k-means, 500", only="k-means") == ["all pairs of 5", "k-means, 500"]
+    assert write("all pairs of 7", "k-means, 70") == ["all pairs of 7", "k-means, 70"]

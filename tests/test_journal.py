@@ -204,12 +204,63 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert found.value.filename == str(tmp_path / "d.npy")
 
 
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(_journal, "_write", full)
-    with journal(tmp_path) as one, pytest.raises(OSError, match="96 bytes are needed"):
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_leaves_no_half_file_and_says_how_much_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "d.npy.draft").symlink_to("/dev/full")
+    with journal(tmp_path) as one, pytest.raises(OSError, match="96 bytes are needed and") as found:
         one.begin()
+    assert found.value.errno == errno.ENOSPC
+    assert found.value.filename == str(tmp_path / "d.npy")
     assert not list(tmp_path.glob("d.npy*.draft"))
     assert not (tmp_path / "d.npy").exists()
+
+
+def two_outputs(folder: Path, first: str, second: str, gamma: float = 1.0) -> Journal:
+    outputs = [output(folder)._replace(path=folder / name) for name in (first, second)]
+    return Journal(outputs, {"command": "knn", "options": {"gamma": gamma}}, 0)
+
+
+def finish(one: Journal, overwrite: bool = False) -> None:
+    with one:
+        assert one.begin(overwrite) == set()
+        one.open()
+        for k in range(2):
+            one.write(k, slice(0, 4), slice(0, 6), np.ones((4, 6)))
+        one.finish([0])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_an_output_that_two_jobs_share_is_of_the_last(tmp_path: Path, gamma: float) -> None:
+    finish(two_outputs(tmp_path, "v.npy", "i.npy"))
+    with two_outputs(tmp_path, "v.npy", "i.npy") as again:
+        assert again.begin() == {0}
+    shared = pytest.raises(FileExistsError)
+    with two_outputs(tmp_path, "w.npy", "i.npy", gamma) as other, shared as found:
+        other.begin()
+    assert found.value.filename == str(tmp_path / "i.npy")
+    finish(two_outputs(tmp_path, "w.npy", "i.npy", gamma), overwrite=True)
+    message = "options: gamma was" if gamma == 2.0 else "was made together with another file than"
+    with two_outputs(tmp_path, "v.npy", "i.npy") as first, pytest.raises(FileExistsError, match=message):
+        first.begin()
+    with two_outputs(tmp_path, "w.npy", "i.npy", gamma) as again:
+        assert again.begin() == {0}
+
+
+def test_another_second_output_does_not_cost_the_first(tmp_path: Path) -> None:
+    finish(two_outputs(tmp_path, "v.npy", "i.npy"))
+    before = (tmp_path / "v.npy").read_bytes()
+    named = pytest.raises(FileExistsError, match=r"other outputs was \['i\.npy'\], is \['j\.npy'\]")
+    with two_outputs(tmp_path, "v.npy", "j.npy") as other, named:
+        other.begin()
+    assert (tmp_path / "v.npy").read_bytes() == before
+    (tmp_path / "i.npy").unlink()  # lost: both are made again
+    finish(two_outputs(tmp_path, "v.npy", "i.npy"))
+
+
+def test_nobody_else_begins_with_the_second_output(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with two_outputs(tmp_path, "v.npy", "i.npy") as one, two_outputs(tmp_path, "w.npy", "i.npy") as two:
+        one.begin()
+        with pytest.raises(BlockingIOError, match="another run") as found:
+            two.begin(overwrite=True)
+        assert found.value.filename == str(tmp_path / "i.npy")

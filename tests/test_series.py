@@ -81,6 +81,12 @@ def test_series_without_a_scale(value: float) -> None:
         gamma_heuristic(torch.zeros(1, 1, 1))
 
 
+def test_gamma_of_more_steps_than_memory_holds() -> None:
+    """Ten billion of them: a permutation would take 160 GB."""
+    series = torch.randn(1, 100_000, 1).cumsum(1)
+    assert 0 < gamma_heuristic(series.expand(100_000, -1, -1)) < float("inf")
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [

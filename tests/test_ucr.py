@@ -37,7 +37,8 @@ def test_ts_files_are_read() -> None:
         ucr_data.load("Arrowhead")
 
 
-def test_the_sharp_divergence_from_one_gradient() -> None:
+def test_the_table_of_the_sharp_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "PAIRS_AT_A_TIME", 4)
     x, y = random_split([9, 12, 7], 2, 0), random_split([8, 11], 2, 1)
     found = methods.sharp(x, y, 0.5)
     for i, one in enumerate(x.series):
@@ -46,14 +47,16 @@ def test_the_sharp_divergence_from_one_gradient() -> None:
             torch.testing.assert_close(found[i, j].double(), exact, rtol=1e-4, atol=1e-3)
 
 
-def test_k_means_finds_two_kinds_and_fills_every_cluster() -> None:
+def test_every_measure_has_its_tasks() -> None:
+    """Of two kinds that differ, all of them find out which is which."""
+    pytest.importorskip("sklearn")
     up = [torch.linspace(0, 5, n, dtype=torch.float64).unsqueeze(1) for n in (10, 12, 14)]
     data = Split([*up, *(5 - each for each in up)], torch.tensor([0, 0, 0, 1, 1, 1]))
-    labels, centres = methods.k_means(data, 2, methods.divergence, 0.1, n_init=2, max_iter=5)
-    assert methods.rand_index(labels, data.labels) == 1.0
-    assert len(centres) == 2
-    every, _ = methods.k_means(data, 6, methods.divergence, 0.1, n_init=1, max_iter=3)
-    assert sorted(every.tolist()) == [0, 1, 2, 3, 4, 5]
+    for measure in methods.MEASURES:
+        found = methods.answers(data, data, measure, 0.1, n_init=2, max_iter=5)
+        assert list(found) == ["1-NN", "nearest centroid", "k-means"][: 2 if measure == methods.SHARP else 3]
+        for task, answer in found.items():
+            assert methods.rand_index(answer(), data.labels) == 1.0, (measure, task)
 
 
 def test_rand_index_counts_pairs() -> None:

@@ -19,10 +19,20 @@ from torch.distributed.rendezvous import rendezvous
 
 from . import distributed
 from ._distances import METRICS
-from ._kmeans import Options, k_means
+from ._fit_journal import FitJournal
+from ._journal import CHUNK
+from ._kmeans import Options, Progress, describe_fit, k_means
 from ._options import check_bandwidth, check_count, check_gamma, check_real
 from ._problem import value_dtype
-from ._processes import ProcessFailed, default_group, in_every_process, own_device
+from ._processes import (
+    ProcessFailed,
+    check_device,
+    default_group,
+    in_every_process,
+    is_restarted,
+    on_first,
+    own_device,
+)
 from ._series import Array, as_batch
 
 DESCRIPTION = """\
@@ -41,10 +51,10 @@ examples:
   torchrun --nproc-per-node 4 -m softdtw_cuda cdist x.npy --out d.npy
                                                              the same on 4 GPUs, or 4 processes of the CPU
 
-If it stops, for whatever reason, give the same command again: what is finished is kept (but by kmeans,
-which starts again), in the output file and in a folder beside it (d.npy.journal), and the result is the same,
-bit for bit. Delete that folder when you have the result. Until then numpy.load("d.npy", mmap_mode="r") reads
-what is there: NaN is not finished.
+If it stops, for whatever reason, give the same command again: what is finished is kept, in the output file
+and in a folder beside it (d.npy.journal; of kmeans, c.npy.journal has the last round), and the result is the
+same, bit for bit. Delete that folder when you have the result. Until then numpy.load("d.npy", mmap_mode="r")
+reads what is there: NaN is not finished.
 """
 
 
@@ -57,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _join_group()
         parsed.run(parsed)
     except KeyboardInterrupt:
-        next_time = "starts again" if parsed.run is _kmeans else "goes on from here"
-        print(f"softdtw_cuda: interrupted; the same command {next_time}", file=sys.stderr)
+        print("softdtw_cuda: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     except ProcessFailed:
         return 1  # that process says why
@@ -116,13 +125,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     cdist = commands.add_parser(
-        "cdist", help="all pairs of two sets, or of one with itself", allow_abbrev=False
+        "cdist",
+        help="all pairs of two sets, or of one with itself",
+        description="All pairs of two sets, or of one with itself: the table of their values of Soft-DTW, or "
+        "with --normalize of its divergence.",
+        allow_abbrev=False,
     )
     cdist.add_argument("x", type=Path, metavar="X.npy", help="the series")
     cdist.add_argument("y", type=Path, metavar="Y.npy", nargs="?", help="the others; left out: X with itself")
     cdist.add_argument("--out", type=Path, required=True, metavar="D.npy", help="the values, (X, Y)")
     cdist.set_defaults(run=_cdist)
-    knn = commands.add_parser("knn", help="the nearest series of each query", allow_abbrev=False)
+    knn = commands.add_parser(
+        "knn",
+        help="the nearest series of each query",
+        description="The nearest series of each query, by Soft-DTW, or with --normalize by its divergence. "
+        "Every pair is computed, none is kept but the nearest.",
+        allow_abbrev=False,
+    )
     knn.add_argument("x", type=Path, metavar="X.npy", help="the queries")
     knn.add_argument(
         "y", type=Path, metavar="Y.npy", nargs="?", help="the database; left out: X, each without itself"
@@ -143,7 +162,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--y-lengths", type=Path, metavar="N.npy", help="true lengths of those of Y")
     kmeans = commands.add_parser(
-        "kmeans", help="clusters of series, with a barycenter each", allow_abbrev=False
+        "kmeans",
+        help="clusters of series, with a barycenter each",
+        description="Clusters of series, with a barycenter each, under the divergence of Soft-DTW, or with "
+        "--no-normalize under Soft-DTW itself.",
+        allow_abbrev=False,
     )
     kmeans.add_argument("x", type=Path, metavar="X.npy", help="the series, which have to fit into the memory")
     kmeans.add_argument("-k", type=int, default=8, help="how many clusters (default: %(default)s)")
@@ -236,9 +259,6 @@ def _kmeans(parsed: argparse.Namespace) -> None:
     with in_every_process():
         if outputs[0].resolve() == outputs[1].resolve():
             raise ValueError(f"{outputs[0]} is named twice, expected a file for centers and one for labels.")
-        for path in outputs:
-            if path.exists() and not parsed.overwrite:
-                raise FileExistsError(17, "exists; give another name, or --overwrite", str(path))
         k, starts, rounds = (check_count(name, getattr(parsed, name)) for name in ("k", "starts", "rounds"))
         tol = check_real("tol", parsed.tol, positive=False)
         options = Options(check_gamma(parsed.gamma), parsed.bandwidth, parsed.normalize, parsed.dist)
@@ -247,34 +267,52 @@ def _kmeans(parsed: argparse.Namespace) -> None:
             raise ValueError(f"k is {k} but {parsed.x} has {len(inputs.x)} series, expected at most as many.")
         batch, _ = as_batch("x", inputs.x, None)
         series = batch.to(inputs.device, value_dtype(batch.dtype))
-        if not torch.isfinite(series).all():
-            raise ValueError(
-                f"{parsed.x} has NaN or infinite values, expected finite ones; drop such series."
-            )
-        if default_group().rank == 0:  # what cannot be written shows here, and not at the end
-            for path, size in zip(outputs, (k * series[0].nbytes, 8 * len(series)), strict=True):
+        lengths = None if inputs.x_lengths is None else inputs.x_lengths.tolist()
+        arguments: dict[str, Any] = {
+            "init": "k-means++",
+            "n_init": starts,
+            "max_iter": rounds,
+            "tol": tol,
+            "random": np.random.RandomState(parsed.seed),
+        }
+        job = describe_fit(series, lengths, k, options, **arguments)
+    is_first = default_group().rank == 0
+    with FitJournal(outputs, job, starts) as journal:
+
+        def begin() -> Progress | None:
+            sizes = k * series[0].nbytes, 8 * len(series)
+            for path, size in zip(outputs, sizes, strict=True):  # what cannot be written shows here
                 with _draft(path) as file:
                     file.write(bytes(HEADER_BYTES + size))
                     file.flush()
                     os.fsync(file.fileno())
-    found = k_means(
-        series,
-        None if inputs.x_lengths is None else inputs.x_lengths.tolist(),
-        k,
-        options,
-        init="k-means++",
-        n_init=starts,
-        max_iter=rounds,
-        tol=tol,
-        random=np.random.RandomState(parsed.seed),
-        progress=parsed.progress,
-        processes=default_group(),
-    )
-    with in_every_process():
-        if default_group().rank == 0:
-            _save(parsed.centers, found.centers.numpy(force=True))
-            _save(parsed.labels, found.labels)
-            print(f"{found.rounds} rounds, sum of the distances {found.inertia:.8g}")
+            return journal.begin(parsed.overwrite, is_restarted())
+
+        def keep(progress: Progress) -> None:
+            with in_every_process():
+                if is_first:
+                    journal.keep(progress)
+
+        reached = on_first(begin)
+        is_finished = reached is not None and journal.is_complete(reached)
+        found = k_means(
+            series,
+            lengths,
+            k,
+            options,
+            **arguments,
+            progress=parsed.progress and not is_finished,
+            processes=default_group(),
+            reached=reached,
+            keep=keep,
+        )
+        with in_every_process():
+            if is_first:
+                if is_finished and parsed.progress:
+                    print(f"{parsed.centers}: already finished", file=sys.stderr)
+                _save(parsed.centers, found.centers.numpy(force=True))
+                _save(parsed.labels, found.labels)
+                print(f"{found.rounds} rounds, sum of the distances {found.inertia:.8g}")
 
 
 HEADER_BYTES = 128
@@ -325,26 +363,29 @@ def _inputs(parsed: argparse.Namespace, outputs: Sequence[Path]) -> _Inputs:
             if path.resolve() in [each.resolve() for each in given]:
                 raise ValueError(f"{path} is an input and an output, expected another name for the output.")
         x, y = _load(parsed.x), None if parsed.y is None else _load(parsed.y)
-        x_lengths, y_lengths = _load_lengths(parsed.x_lengths), _load_lengths(parsed.y_lengths)
-        device = _device(parsed.device)
+        x_lengths = _load_lengths(parsed.x_lengths, parsed.x, x)
+        y_lengths = _load_lengths(parsed.y_lengths, parsed.y, y)
+        device = own_device() if parsed.device == "auto" else check_device(parsed.device, "--device")
+        _check_finite(parsed.x, x, x_lengths)
+        if y is not None:
+            _check_finite(parsed.y, y, y_lengths)
     return _Inputs(x, y, x_lengths, y_lengths, device)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return own_device()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device is {name!r}, expected auto, cpu, cuda or cuda:1.") from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
+def _check_finite(path: Path, array: Array, lengths: Array | None) -> None:
+    """Of the output NaN would say that it is not finished. Padding may be anything."""
+    rows = max(1, CHUNK // array[:1].nbytes)
+    steps = np.arange(array.shape[1])
+    for start in range(0, len(array), rows):
+        finite = np.all(np.isfinite(array[start : start + rows]), axis=2)
+        if lengths is not None:
+            finite |= steps >= lengths[start : start + rows, None]
+        whole = np.all(finite, axis=1)
+        if not whole.all():
             raise ValueError(
-                "--device is cuda, but torch finds no GPU here; leave it out to compute on the CPU."
+                f"{path} has NaN or infinite values, in series {start + int(whole.argmin())} first, expected "
+                "finite ones; drop such series."
             )
-        if device.index is None:
-            return own_device()
-    return device
 
 
 def _load(path: Path) -> Array:
@@ -360,10 +401,14 @@ def _load(path: Path) -> Array:
             f"{path} has the type {array.dtype}, expected float32 or float64; convert it: "
             f"numpy.save({str(path)!r}, array.astype('float32'))."
         )
+    if 0 in array.shape:
+        raise ValueError(
+            f"{path} has shape {array.shape}, expected at least one series of at least one time step."
+        )
     return array if array.ndim == 3 else array[:, :, None]
 
 
-def _load_lengths(path: Path | None) -> Any:
+def _load_lengths(path: Path | None, series_path: Path | None, series: Array | None) -> Array | None:
     if path is None:
         return None
     array = _load_array(path)
@@ -371,7 +416,21 @@ def _load_lengths(path: Path | None) -> Any:
         raise ValueError(
             f"{path} has shape {array.shape} and type {array.dtype}, expected integers, one for each series."
         )
-    return np.asarray(array, dtype=np.int64)
+    if series is None:
+        raise ValueError(f"{path} has lengths for the second set, but there is none; leave it out.")
+    lengths = np.asarray(array, dtype=np.int64)
+    if len(lengths) != len(series):
+        raise ValueError(
+            f"{path} has {len(lengths)} lengths and {series_path} {len(series)} series, expected as many."
+        )
+    steps = series.shape[1]
+    wrong = np.flatnonzero((lengths < 1) | (lengths > steps))
+    if len(wrong):
+        raise ValueError(
+            f"{path} has {lengths[wrong[0]]} for series {wrong[0]}, expected a length from 1 to {steps}, the "
+            f"steps of {series_path}."
+        )
+    return lengths
 
 
 def _load_array(path: Path) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import torch
 
@@ -26,7 +27,7 @@ def gamma_heuristic(
     Args:
         X: (K, N, D), a tensor or a NumPy array, or a list of K series (N_k, D).
         lengths: (K,) true lengths of padded series.
-        n_samples: steps to draw; all of them where X has no more.
+        n_samples: steps to draw, none of them twice; all of them where X has no more.
         seed: of the draw. The same seed gives the same number.
 
     Returns:
@@ -53,10 +54,9 @@ def gamma_heuristic(
     total = int(ends[-1]) if count else 0
     if total < 2:
         raise ValueError(f"X has {total} time step(s), expected at least 2 to tell a distance.")
-    steps = torch.arange(total, device="cpu")
-    if n_samples < total:
-        generator = torch.Generator("cpu").manual_seed(seed)
-        steps = torch.randperm(total, generator=generator, device="cpu")[:n_samples]
+    # Python draws from a range without making it: memory does not grow with the number of steps.
+    drawn = random.Random(seed).sample(range(total), n_samples) if n_samples < total else range(total)
+    steps = torch.tensor(drawn, device="cpu")
     owner = torch.searchsorted(ends, steps, right=True)
     place = steps - (ends - each)[owner]
     sample = series[owner.to(series.device), place.to(series.device)].double().cpu()

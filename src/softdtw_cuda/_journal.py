@@ -3,14 +3,16 @@
 Beside `d.npy` lies the folder `d.npy.journal`:
 
 - `job.json` says what is computed: inputs (by a hash of their content), options, tiles. A job whose
-  description differs is refused, since its tiles would not go together with those that are there.
+  description differs is refused, since its tiles would not go together with those that are there. It also
+  has a random name for the files that were made together: of a job with two outputs the second one has such
+  a folder, too, so that neither is taken for finished once another job has used it.
 - `finished-R.log`, one for each process R, has a line for each finished tile: its number and a checksum of
   it and of the description. A line that a crash has torn fails its checksum and is ignored.
 
 The order of writes makes it safe to stop at any moment. Output files are filled with NaN (or −1), written out
-under another name, and renamed once `job.json` is written out; those of an earlier job are removed before its
-journal. So an output file without a journal is somebody's own, and a journal without its output files is an
-early stop. A line is appended when what it speaks of is written out.
+under another name, and renamed once every `job.json` is written out; those of an earlier job are removed
+before its journal. So an output file without a journal is somebody's own, and a journal without its output
+files is an early stop. A line is appended when what it speaks of is written out.
 
 Several processes, on several machines, write into one file, each its own bytes. Processes of a run that was
 given up may still be at it: if the job is the same they write the same bytes, and if it is not the files
@@ -25,6 +27,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +35,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-FORMAT = 1
+FORMAT = 2
 """Of the journal; a change of its files or of the meaning of a tile's number changes it."""
 CHUNK = 1 << 23
 """Bytes read or written in one go."""
@@ -51,6 +54,17 @@ class Output(NamedTuple):
         """Bytes."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.path)
+
+
+class _Written(NamedTuple):
+    """What a `job.json` says: the job, and the name of the files that were made together."""
+
+    job: dict[str, Any]
+    files: str
+
 
 def hash_array(array: np.ndarray) -> str:
     """Of shape, type and content, read in parts, so that memory-mapped arrays stay on disk."""
@@ -65,21 +79,22 @@ class Journal:
     """Writes tiles into output files and lists them. One process makes it with `begin`, each has its own.
 
     Args:
-        outputs: the first one names the journal.
+        outputs: the first one's journal has the lists.
         job: description of the job, of what JSON has. Numbers, strings, lists and dictionaries.
         process: number of this process, for the name of its list.
     """
 
     def __init__(self, outputs: Sequence[Output], job: Mapping[str, object], process: int) -> None:
         self.outputs = list(outputs)
-        self.job = json.loads(json.dumps({"format": FORMAT, **job}))
-        self.folder = _folder_of(self.outputs[0].path)
+        self.folder = self.outputs[0].folder
+        others = [os.path.relpath(each.path.resolve(), self.folder.parent) for each in self.outputs[1:]]
+        self.job = json.loads(json.dumps({"format": FORMAT, **job, "other outputs": others}))
         self._seal = json.dumps(self.job, sort_keys=True).encode()
         self._process = process
         self._files: list[BinaryIO] = []
         self._starts: list[int] = []
         self._log: BinaryIO | None = None
-        self._lock: BinaryIO | None = None
+        self._locks: list[BinaryIO] = []
 
     def begin(self, overwrite: bool = False, restarted: bool = False) -> set[int]:
         """Find what is finished, or make the files; to be called by one process, before the others `open`.
@@ -93,47 +108,62 @@ class Journal:
             FileExistsError: an output file exists and is not of this job.
             OSError: naming the file and what to do about it, for a full disk among others.
         """
-        if not self.folder.parent.is_dir():
-            raise FileNotFoundError(
-                errno.ENOENT, "there is no such folder for the output; make it first", str(self.folder.parent)
-            )
-        existing = [each.path for each in self.outputs if each.path.exists()]
-        for path in existing:
-            if not path.is_file():
-                raise FileExistsError(
-                    errno.EEXIST, "the output exists and is no file; choose another name", str(path)
+        existing = []
+        for each in self.outputs:
+            folder = each.folder.parent
+            if not folder.is_dir():
+                raise FileNotFoundError(
+                    errno.ENOENT, "there is no such folder for the output; make it first", str(folder)
                 )
-        if existing and not overwrite and _read_job(self.folder) is None:
-            raise FileExistsError(
-                errno.EEXIST,
-                f"the output exists and has no journal ({self.folder.name}), so nothing says what is in it; "
-                "choose another name, or allow to overwrite it",
-                str(existing[0]),
-            )
-        self._acquire_lock()
-        written = _read_job(self.folder)
-        if restarted and written == self.job and all(map(_holds, self.outputs)):
+            if not each.path.exists():
+                continue
+            existing.append(each)
+            if not each.path.is_file():
+                raise FileExistsError(
+                    errno.EEXIST, "the output exists and is no file; choose another name", str(each.path)
+                )
+            if not overwrite:
+                self._check_journal(each)
+        for each in self.outputs:
+            self._locks.append(lock(each.path))
+        if restarted and self._is_complete():
             overwrite = False
-        if existing and not overwrite and written is not None:
-            if written != self.job:
-                raise FileExistsError(
-                    errno.EEXIST,
-                    f"the output belongs to another job: {difference(written, self.job)}; choose another "
-                    "name, or allow to overwrite it",
-                    str(existing[0]),
-                )
-            for each in self.outputs:
-                if each.path.exists() and not _holds(each):
-                    raise FileExistsError(
-                        errno.EEXIST,
-                        f"the output is no longer an array of shape {each.shape} and type {each.dtype}, as "
-                        "its journal says; choose another name, or allow to overwrite it",
-                        str(each.path),
-                    )
+        if not overwrite:
+            for each in existing:
+                self._check_journal(each)
             if len(existing) == len(self.outputs):
                 return self.read_finished()
         self._create()
         return set()
+
+    def _check_journal(self, output: Output) -> None:
+        """Raise where an output that exists was not made by this job, together with the first output."""
+        written, first = _read_job(output.folder), _read_job(self.folder)
+        if written is None:
+            problem = (
+                f"the output exists and has no journal ({output.folder.name}), so nothing says what is in it"
+            )
+        elif written.job != self.job:
+            problem = f"the output belongs to another job: {difference(written.job, self.job)}"
+        elif first is None or written.files != first.files:
+            problem = f"the output was made together with another file than {self.outputs[0].path}"
+        elif not _holds(output):
+            problem = (
+                f"the output is no longer an array of shape {output.shape} and type {output.dtype}, as its "
+                "journal says"
+            )
+        else:
+            return
+        raise FileExistsError(
+            errno.EEXIST, f"{problem}; choose another name, or allow to overwrite it", str(output.path)
+        )
+
+    def _is_complete(self) -> bool:
+        """Whether all outputs are there, and are those of this job."""
+        written = [_read_job(each.folder) for each in self.outputs]
+        first = written[0]
+        same = first is not None and first.job == self.job and all(each == first for each in written)
+        return same and all(map(_holds, self.outputs))
 
     def open(self) -> None:
         """Get ready to write; after `begin` of whichever process."""
@@ -152,10 +182,10 @@ class Journal:
         _sync_folder(self.folder)
 
     def close(self) -> None:
-        for file in (*self._files, self._log, self._lock):
+        for file in (*self._files, self._log, *self._locks):
             if file is not None:
                 file.close()
-        self._files, self._starts, self._log, self._lock = [], [], None, None
+        self._files, self._starts, self._log, self._locks = [], [], None, []
 
     def __enter__(self) -> Journal:
         return self
@@ -204,62 +234,80 @@ class Journal:
     def _create(self) -> None:
         for each in self.outputs:
             each.path.unlink(missing_ok=True)
-        _sync_folder(self.folder.parent)
-        for old in self.folder.glob("finished-*.log"):
-            old.unlink()
-        (self.folder / "job.json").unlink(missing_ok=True)
-        _sync_folder(self.folder)
+            _sync_folder(each.folder.parent)
+        for each in self.outputs:
+            for old in each.folder.glob("finished-*.log"):
+                old.unlink()
+            (each.folder / "job.json").unlink(missing_ok=True)
+            _sync_folder(each.folder)
         drafts = [each.path.with_name(each.path.name + ".draft") for each in self.outputs]
+        description = json.dumps({**self.job, "files": uuid.uuid4().hex}, indent=1).encode()
         try:
             for each, draft in zip(self.outputs, drafts, strict=True):
                 _fill(each, draft)
-            description = self.folder / "job.json.draft"
-            with _explained(description), open(description, "wb") as file:
-                file.write(json.dumps(self.job, indent=1).encode())
-                file.flush()
-                os.fsync(file.fileno())
+            for each in self.outputs:
+                write_whole(each.folder / "job.json", description)
         except BaseException:
             for draft in drafts:
                 with contextlib.suppress(OSError):
                     draft.unlink()
             raise
-        os.replace(description, self.folder / "job.json")
-        _sync_folder(self.folder)
         for each, draft in zip(self.outputs, drafts, strict=True):
             os.replace(draft, each.path)
-        _sync_folder(self.folder.parent)
-
-    def _acquire_lock(self) -> None:
-        """For as long as this process lives: two runs must not begin at the same time."""
-        with _explained(self.folder):
-            self.folder.mkdir(exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        path = self.folder / "lock"
-        self._lock = open(path, "wb")  # noqa: SIM115  # held until close()
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                errno.EWOULDBLOCK,
-                "another run is writing this output; wait for it, or stop it",
-                str(self.outputs[0].path),
-            ) from None
+            _sync_folder(each.folder.parent)
 
 
-def _folder_of(path: Path) -> Path:
+def lock(output: Path) -> BinaryIO:
+    """Make the output's journal, and let nobody else write the output until the returned file is closed.
+
+    Raises:
+        BlockingIOError: another run has done so.
+    """
+    folder = folder_of(output)
+    with _explained(folder):
+        folder.mkdir(exist_ok=True)
+    file = open(folder / "lock", "wb")  # noqa: SIM115  # held by the caller
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BlockingIOError(
+            errno.EWOULDBLOCK, "another run is writing this output; wait for it, or stop it", str(output)
+        ) from None
+    return file
+
+
+def folder_of(path: Path) -> Path:
+    """The journal of an output."""
     path = path.absolute()  # "." has no name
     return path.with_name(path.name + ".journal")
 
 
-def _read_job(folder: Path) -> dict[str, Any] | None:
+def write_whole(path: Path, content: bytes) -> None:
+    """All of a small file or nothing of it, written out."""
+    draft = path.with_name(path.name + ".draft")
+    try:
+        with _explained(path, len(content)), open(draft, "wb", buffering=0) as file:
+            _write_all(file, content)
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _read_job(folder: Path) -> _Written | None:
     try:
         job = json.loads((folder / "job.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-    return job if isinstance(job, dict) else None
+    return _Written(job, str(job.pop("files", ""))) if isinstance(job, dict) else None
 
 
 def difference(written: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
@@ -296,18 +344,27 @@ def _fill(output: Output, path: Path) -> None:
     """Make the file. Every byte is written, so that a disk that is too small shows here, not hours later."""
     header = {"descr": output.dtype.str, "fortran_order": False, "shape": output.shape}
     chunk = np.full(CHUNK // output.dtype.itemsize, output.fill, output.dtype).data.cast("B")
-    with _explained(path, output.size), open(path, "wb", buffering=0) as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, output.size, CHUNK):
-            _write(file, chunk[: output.size - start], path)
-        os.fsync(file.fileno())
+    with _explained(output.path, output.size):
+        try:
+            with open(path, "wb", buffering=0) as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, output.size, CHUNK):
+                    _write_all(file, chunk[: output.size - start])
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)  # its bytes are free again where the message counts them
+            raise
 
 
 def _write(file: BinaryIO, data: bytes | memoryview, path: Path) -> None:
-    view = memoryview(data)
     with _explained(path):
-        while len(view):
-            view = view[file.write(view) :]
+        _write_all(file, data)
+
+
+def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ them at hand, and every sum has the same order for any number of processes.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._distances import DistanceFunction
+from ._journal import hash_array
+from ._options import check_metric
 from ._problem import Problem
-from ._processes import ALONE, Processes
+from ._processes import ALONE, Processes, check_agreement, on_device
 from ._series import Array
+from ._tile_work import describe_machine, describe_series
 from ._validation import check_all_pairs
 from .barycenters import averages
 from .pairs import half_self_values, tile_values
@@ -46,6 +50,24 @@ class Options(NamedTuple):
     bandwidth: int | None
     normalize: bool
     dist: str | DistanceFunction
+
+
+class Progress(NamedTuple):
+    """Where a fit is after a start or a round: what it goes on from, bit for bit.
+
+    Attributes:
+        run: its number.
+        clusters: the best of this run; all rounds but the last of a run are better than those before.
+        ended: whether the run has ended.
+        best: of the runs before.
+        random: state of the generator, for the starts of later runs.
+    """
+
+    run: int
+    clusters: Clusters
+    ended: bool
+    best: Clusters | None
+    random: dict[str, Any]
 
 
 class Distances:
@@ -119,6 +141,8 @@ def k_means(
     random: np.random.RandomState,
     progress: bool = False,
     processes: Processes = ALONE,
+    reached: Progress | None = None,
+    keep: Callable[[Progress], object] = lambda progress: None,
 ) -> Clusters:
     """The best of `n_init` runs, by the sum of the distances.
 
@@ -130,15 +154,41 @@ def k_means(
         max_iter_barycenter: optimiser steps that a round takes towards the barycenters.
         processes: that call with the same arguments and divide the series; the result is bitwise the same for
             any number of them.
+        reached: what `keep` got last from a fit with the same arguments that was stopped, to go on from.
+        keep: called after each start and each round.
     """
+    if processes.count > 1:
+        with on_device(series.device):
+            check_agreement(
+                describe_fit(
+                    series,
+                    lengths,
+                    n_clusters,
+                    options,
+                    init=init,
+                    n_init=n_init,
+                    max_iter=max_iter,
+                    max_iter_barycenter=max_iter_barycenter,
+                    tol=tol,
+                    random=random,
+                )
+            )
     if isinstance(init, Tensor):
         length = init.shape[1]
     else:
         length = series.shape[1] if lengths is None else max(1, round(sum(lengths) / len(lengths)))
     distances = Distances(series, lengths, length, options, processes)
-    best: Clusters | None = None
-    for run in range(n_init):
-        if isinstance(init, Tensor):
+    first_run, best = 0, None
+    found: Clusters | None = None
+    ended = False
+    if reached is not None:
+        first_run, found, ended, best, state = reached
+        found, best = _moved(found, series.device), _moved(best, series.device)
+        random.set_state(state)
+    for run in range(first_run, n_init):
+        if found is not None:
+            centers = found.centers
+        elif isinstance(init, Tensor):
             centers = init
         elif init == "random":
             chosen = random.permutation(series.shape[0])[:n_clusters]
@@ -147,31 +197,79 @@ def k_means(
             centers = spread_start(distances, series, lengths, n_clusters, length, random)
         label = f"k-means, run {run + 1} of {n_init}" if n_init > 1 else "k-means"
         shown = progress and processes.rank == 0
-        with tqdm(total=max_iter, desc=label, unit="round", disable=not shown) as bar:
-            found = _run(
-                distances, series, lengths, centers, options, max_iter, max_iter_barycenter, tol, bar
-            )
+        first = 0 if found is None else found.rounds
+        with tqdm(total=max_iter, initial=first, desc=label, unit="round", disable=not shown) as bar:
+            if found is None or not ended:
+                for found, ended in _rounds(
+                    distances, series, lengths, centers, first, options, max_iter, max_iter_barycenter, tol
+                ):
+                    keep(Progress(run, found, ended, best, random.get_state(legacy=False)))
+                    bar.set_postfix(inertia=f"{found.inertia:.6g}", refresh=False)
+                    bar.update(found.rounds - bar.n)
+        assert found is not None
         if best is None or found.inertia < best.inertia:
             best = found
+        found, ended = None, False
     assert best is not None
     return best
 
 
-def _run(
+def describe_fit(
+    series: Tensor,
+    lengths: list[int] | None,
+    n_clusters: int,
+    options: Options,
+    *,
+    init: Tensor | str,
+    n_init: int,
+    max_iter: int,
+    max_iter_barycenter: int = 5,
+    tol: float,
+    random: np.random.RandomState,
+) -> dict[str, object]:
+    """All that the bits of a fit depend on: arguments of `k_means`, series and centers by their hashes."""
+    steps = np.full(len(series), series.shape[1]) if lengths is None else np.array(lengths)
+    return {
+        "command": "kmeans",
+        "options": {
+            **options._asdict(),
+            "dist": check_metric(options.dist).name,
+            "n_clusters": n_clusters,
+            "init": init if isinstance(init, str) else hash_array(init.numpy(force=True)),
+            "n_init": n_init,
+            "max_iter": max_iter,
+            "max_iter_barycenter": max_iter_barycenter,
+            "tol": tol,
+            "draws": copy.deepcopy(random).randint(1 << 31, size=4).tolist(),
+        },
+        "inputs": {"x": describe_series(series, steps)},
+        **describe_machine(series.device),
+    }
+
+
+def _moved(clusters: Clusters | None, device: torch.device) -> Clusters | None:
+    return None if clusters is None else clusters._replace(centers=clusters.centers.to(device))
+
+
+def _rounds(
     distances: Distances,
     series: Tensor,
     lengths: list[int] | None,
     centers: Tensor,
+    first: int,
     options: Options,
     max_iter: int,
     max_iter_barycenter: int,
     tol: float,
-    bar: tqdm[Any],
-) -> Clusters:
-    """Rounds from given centers on; no round makes the sum of the distances larger."""
+) -> Iterator[tuple[Clusters, bool]]:
+    """The best clusters after round `first`, which made the centers, and after each of those that follow.
+
+    No round makes the sum of the distances larger. With them whether the round is the last.
+    """
     values, labels = distances.nearest(centers)
-    best = Clusters(centers, labels, float(values.sum()), 0)
-    for rounds in range(1, max_iter + 1):
+    best = Clusters(centers, labels, float(values.sum()), first)
+    yield best, first == max_iter
+    for rounds in range(first + 1, max_iter + 1):
         members = labels.copy()
         moved = fill_empty(members, values, centers.shape[0])
         if moved:
@@ -199,11 +297,10 @@ def _run(
         inertia = float(values.sum())
         gain = best.inertia - inertia
         best = Clusters(centers, labels, inertia, rounds) if gain > 0 else best._replace(rounds=rounds)
-        bar.set_postfix(inertia=f"{best.inertia:.6g}", refresh=False)
-        bar.update()
-        if not gain > tol * abs(best.inertia):
-            break
-    return best
+        ended = rounds == max_iter or not gain > tol * abs(best.inertia)
+        yield best, ended
+        if ended:
+            return
 
 
 def spread_start(

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from ._journal import difference
 
 T = TypeVar("T")
 
@@ -63,10 +65,56 @@ def default_group() -> Processes:
 
 
 def own_device() -> torch.device:
-    """The GPU of this process, or the CPU."""
+    """The GPU of this process, by torchrun's LOCAL_RANK or else torch's current one; or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    rank = os.environ.get("LOCAL_RANK")
+    index = torch.cuda.current_device() if rank is None else int(rank) % torch.cuda.device_count()
+    return torch.device("cuda", index)
+
+
+def check_device(device: torch.device | str, argument: str = "device") -> torch.device:
+    """A device that can compute; of "cuda" without a number the GPU of this process."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"{argument} is {device!r}, expected 'cpu', 'cuda', 'cuda:1' or another device of torch."
+        ) from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise ValueError(
+                f"{argument} is {str(device)!r}, but torch finds no GPU here; leave it out to compute on the "
+                "CPU."
+            )
+        if found.index is None:
+            return own_device()
+        if found.index >= count:
+            raise ValueError(
+                f"{argument} is {str(device)!r}, but torch finds {count} GPU(s) here, from cuda:0 on."
+            )
+    elif found.type != "cpu":
+        try:
+            usable = found.type != "meta" and torch.empty(1, device=found).device.type == found.type
+        except (AssertionError, NotImplementedError, RuntimeError, ImportError):
+            usable = False
+        if not usable:
+            raise ValueError(
+                f"{argument} is {str(device)!r}, but torch cannot compute there on this machine; leave it "
+                "out to compute on the CPU, or on a GPU if there is one."
+            )
+    return found
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: NCCL sends objects from that, and GPU 0 is not for all processes."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started these processes before: an earlier start may have overwritten already."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 class ProcessFailed(RuntimeError):
@@ -106,6 +154,17 @@ def in_every_process() -> Iterator[None]:
             if error is not None and process == default_group().rank:
                 raise error
             raise ProcessFailed(f"process {process} failed: {text}") from error
+
+
+def check_agreement(job: Mapping[str, object]) -> None:
+    """Raise in every process where one of them was called with something else."""
+    first, rank = gather_objects(job)[0], default_group().rank
+    with in_every_process():
+        if job != first:
+            raise ValueError(
+                f"process {rank} was called with something else than process 0: {difference(first, job)}; "
+                "expected the same arguments in every process."
+            )
 
 
 def on_first(action: Callable[[], T]) -> T:

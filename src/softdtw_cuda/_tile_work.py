@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +19,15 @@ from torch import Tensor
 from torch import distributed as dist
 from tqdm import tqdm
 
-from ._journal import Journal, Output, difference, hash_array
-from ._processes import default_group, gather_objects, in_every_process, on_first, own_device
+from ._journal import Journal, Output, hash_array
+from ._processes import (
+    check_agreement,
+    default_group,
+    in_every_process,
+    is_restarted,
+    on_first,
+    own_device,
+)
 from ._series import Array
 from ._tiles import Tile, divide
 
@@ -77,25 +85,16 @@ class Work(NamedTuple):
     compute: Callable[[Tile], tuple[Tensor, ...]]
     device: torch.device
 
-    def describe(self, content: bool) -> dict[str, object]:
-        """All that the bits of the outputs depend on; the series' content, if asked for, by its hash."""
-        from . import __version__
-
+    def describe(self) -> dict[str, object]:
+        """All that the bits of the outputs depend on; the series' content by its hash."""
         return {
             "command": self.command,
             "options": dict(self.options),
             "inputs": {
-                name: {
-                    "shape": list(side.series.shape),
-                    "dtype": str(side.series.dtype),
-                    "lengths": hash_array(side.lengths),
-                    **({"content": hash_array(_bytes_of(side.series))} if content else {}),
-                }
-                for name, side in self.inputs.items()
+                name: describe_series(side.series, side.lengths) for name, side in self.inputs.items()
             },
             "tiles": hash_array(np.array(self.tiles, dtype=np.int64)),
-            "device": _kind_of(self.device),
-            "versions": {"softdtw_cuda": __version__, "torch": str(torch.__version__)},
+            **describe_machine(self.device),
         }
 
     def places(self, tile: Tile) -> list[tuple[slice, slice, bool]]:
@@ -103,17 +102,6 @@ class Work(NamedTuple):
         if self.mirrored and tile.rows != tile.columns:
             return [(tile.rows, tile.columns, False), (tile.columns, tile.rows, True)]
         return [(tile.rows, tile.columns, False)]
-
-
-def _check_agreement(job: dict[str, object]) -> None:
-    """Raise in every process where one of them was called with something else."""
-    first, rank = gather_objects(job)[0], default_group().rank
-    with in_every_process():
-        if job != first:
-            raise ValueError(
-                f"process {rank} was called with something else than process 0: {difference(first, job)}; "
-                "expected the same arguments in every process."
-            )
 
 
 def _computed(
@@ -125,7 +113,7 @@ def _computed(
     """
     cells = sum(work.tiles[tile].cells for tile in todo)
     group = default_group()
-    shown = progress and group.rank == 0
+    shown = progress and group.rank == 0 and len(todo) > 0
     label = f"process 1 of {group.count}" if group.count > 1 else None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -175,8 +163,11 @@ def _messages(share: range, tiles: Sequence[Tile]) -> Iterator[range]:
 
 def in_memory(work: Work, progress: bool) -> list[Tensor]:
     """The outputs, gathered in every process."""
-    _check_agreement(work.describe(content=False))
     group = default_group()
+    if group.count > 1:
+        with in_every_process():
+            job = work.describe()
+        check_agreement(job)
     shares = divide(work.tiles, group.count)
     results = [
         torch.empty(shape, dtype=_torch_dtype(dtype), device="cpu") for shape, dtype, _ in work.outputs
@@ -219,17 +210,18 @@ def in_files(
         raise ValueError(f"out names {outputs[0].path} twice, expected a file for each output.")
     group = default_group()
     with in_every_process():
-        job = work.describe(content=True)
-    _check_agreement(job)
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        job = work.describe()
+    check_agreement(job)
     with ExitStack() as stack:
 
         def begin() -> set[int]:
             journal = stack.enter_context(Journal(outputs, job, 0))  # holds the lock
-            return journal.begin(overwrite, restarted)
+            return journal.begin(overwrite, is_restarted())
 
         finished = on_first(begin)
         missing = [tile for tile in range(len(work.tiles)) if tile not in finished]
+        if progress and not missing and group.rank == 0:
+            print(f"{outputs[0].path}: already finished", file=sys.stderr)
         share = divide([work.tiles[tile] for tile in missing], group.count)[group.rank]
         journal = stack.enter_context(Journal(outputs, job, group.rank))
         written: list[int] = []
@@ -258,6 +250,23 @@ def in_files(
             finally:
                 flush()
     return [np.load(each.path, mmap_mode="r") for each in outputs]
+
+
+def describe_series(series: Tensor, lengths: Array) -> dict[str, object]:
+    return {
+        "shape": list(series.shape),
+        "dtype": str(series.dtype),
+        "lengths": hash_array(lengths),
+        "content": hash_array(_bytes_of(series)),
+    }
+
+
+def describe_machine(device: torch.device) -> dict[str, object]:
+    """What rounding depends on besides the arguments."""
+    from . import __version__
+
+    versions = {"softdtw_cuda": __version__, "torch": str(torch.__version__)}
+    return {"device": _kind_of(device), "versions": versions}
 
 
 def _kind_of(device: torch.device) -> str:

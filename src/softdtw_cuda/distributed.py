@@ -8,7 +8,6 @@ the others', and the results are gathered, or written tile by tile into files wi
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ._lengths import Lengths, check_lengths
 from ._migration import explains_arguments
 from ._options import check_bandwidth, check_flag
 from ._processes import ProcessFailed as ProcessFailed
-from ._processes import in_every_process, own_device
+from ._processes import check_device, in_every_process, on_device, own_device
 from ._series import Series, as_batch, in_kind
 from ._tile_work import PathLike, Side, Work, in_files, in_memory
 from ._tiles import Tile, row_tiles, square_tiles
@@ -57,8 +56,9 @@ def cdist(
         x_lengths, y_lengths: (K,) and (L,) true lengths of padded series.
         gamma, bandwidth, normalize: as in :func:`softdtw_cuda.softdtw`.
         dist: the name of a metric, as there.
-        device: where this process computes. None: where x is, or, for arrays, the GPU of this process if
-            there is one (numbered by torchrun's LOCAL_RANK), otherwise the CPU.
+        device: where this process computes. "cuda": on the GPU of this process, numbered by torchrun's
+            LOCAL_RANK, without torchrun torch's current one. None: where x is, or, for arrays, the GPU of
+            this process if there is one, otherwise the CPU.
         out: a .npy file for the values, on a file system that all processes share. It is filled tile by
             tile: what is not finished is NaN. The folder `out` + ".journal" lists the finished tiles; the
             same call, after whatever ended the last one, computes the others. Values and journal are written
@@ -81,7 +81,7 @@ def cdist(
         torch.Size([5, 7])
     """
     symmetric, place = y is None, _device_of(x, device)
-    with _current(place), in_every_process():
+    with on_device(place), in_every_process():
         overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
         rows = _check_side("x", x, x_lengths, place)
         columns = rows if y is None else _check_side("y", y, y_lengths, place)
@@ -108,7 +108,7 @@ def cdist(
     inputs = {"x": rows} if symmetric else {"x": rows, "y": columns}
     outputs = [(shape, _numpy_dtype(value_dtype), np.nan)]
     work = Work("cdist", inputs, options, tiles, outputs, symmetric, compute, place)
-    with _current(place):
+    with on_device(place):
         if out is not None:
             return in_files(work, [out], overwrite, progress)[0]
         return in_kind(in_memory(work, progress)[0], x, rows.home)
@@ -162,7 +162,7 @@ def knn(
         torch.Size([5, 3])
     """
     place = _device_of(queries, device)
-    with _current(place), in_every_process():
+    with on_device(place), in_every_process():
         exclude_self = check_flag("exclude_self", exclude_self)
         overwrite, progress = check_flag("overwrite", overwrite), check_flag("progress", progress)
         rows = _check_side("queries", queries, query_lengths, place)
@@ -196,7 +196,7 @@ def knn(
     tiles = [strip._replace(column_start=0, column_stop=k) for strip in strips]
     outputs = [(shape, _numpy_dtype(value_dtype), np.nan), (shape, np.dtype(np.int64), -1)]
     work = Work("knn", inputs, job_options, tiles, outputs, False, compute, place)
-    with _current(place):
+    with on_device(place):
         if out is not None:
             values_file, indices_file = in_files(work, out, overwrite, progress)
             return values_file, indices_file
@@ -210,14 +210,9 @@ def knn(
 def _device_of(series: Series, device: torch.device | str | None) -> torch.device:
     """Where to compute; what is wrong with the series is found later."""
     if device is not None:
-        return torch.device(device)
+        return check_device(device)
     first = series[0] if isinstance(series, (list, tuple)) and len(series) else series
     return first.device if isinstance(first, Tensor) else own_device()
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the current one: NCCL sends objects from that, and GPU 0 is not for all processes."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_side(name: str, series: Series, lengths: Lengths | None, device: torch.device) -> Side:

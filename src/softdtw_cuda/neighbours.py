@@ -15,6 +15,7 @@ from ._lengths import Lengths
 from ._migration import explains_arguments
 from ._options import check_count, check_flag, check_memory_limit
 from ._problem import Problem
+from ._processes import check_device
 from ._series import Series, TensorOrArray, as_batch, blocks_on, in_kind
 from ._validation import check_queries
 from .pairs import free_memory, half_self_values, tile_values
@@ -56,6 +57,8 @@ def softdtw_knn(
     Exact: every pair is computed, in tiles whose values are merged into the nearest so far and dropped, so
     that memory is O(Q k) besides the data. The results do not depend on the tiles. No gradients: for those,
     pass the indices to :func:`softdtw_pairs`.
+    Lists are padded to their longest series: compute one that is much longer than the others in a call of
+    its own.
 
     Args:
         queries: (Q, N, D), a tensor or a NumPy array, or a list of Q series (N_q, D) of unequal lengths.
@@ -67,7 +70,8 @@ def softdtw_knn(
         exclude_self: leave out series i of the database among the neighbours of query i.
         memory_limit: as in :func:`softdtw_pairs`.
         progress: show a progress bar.
-        device: where to compute; None: where the queries are.
+        device: where to compute; None: where the queries are. "cuda" is the GPU of torchrun's LOCAL_RANK,
+            without torchrun torch's current one.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
 
     Returns:
@@ -94,7 +98,7 @@ def softdtw_knn(
     x, x_lengths = as_batch("queries", queries, query_lengths)
     home = x.device if isinstance(x, Tensor) else torch.device("cpu")
     if device is not None and isinstance(x, Tensor):
-        x = x.to(device)
+        x = x.to(check_device(device))
     y, y_lengths = (x, x_lengths) if database is None else as_batch("database", database, database_lengths)
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x.device.type == "cpu" != y.device.type:
         raise ValueError(

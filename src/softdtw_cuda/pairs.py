@@ -106,6 +106,8 @@ def softdtw_cdist(
     """Soft-DTW between every series of x and every series of y, differentiable in both.
 
     One launch for as many pairs as memory_limit allows; no series is copied.
+    Lists are padded to their longest series: compute one that is much longer than the others in a call of
+    its own.
 
     Args:
         x: (K, N, D), a tensor or a NumPy array, or a list of K series (N_k, D) of unequal lengths.

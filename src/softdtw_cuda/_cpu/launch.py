@@ -272,8 +272,8 @@ def beyond_range(arrays: Arrays, n: int) -> Tensor:
 
 
 def has_gradient_with_value(problem: Problem) -> bool:
-    """Whether the state is the gradients; of listed pairs it is not, since theirs are summed by series."""
-    return problem.y is not None and problem.pairs is None and gradient_with_value(problem.n, problem.m)
+    """Whether the state is the gradients, one per pair."""
+    return problem.y is not None and gradient_with_value(problem.n, problem.m)
 
 
 def _kept_sizes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from .._distances import DistanceFunction
 from .._kmeans import Distances, k_means
 from .._options import check_count, check_flag, check_real
-from .._processes import ALONE, default_group
+from .._processes import ALONE, default_group, in_every_process
 from ..barycenters import softdtw_barycenters
 from ._input import SeriesEstimator, SeriesSet, as_target, fit_classes, in_classes
 
@@ -132,8 +133,8 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         device: where to compute. "auto": where X is, if it is a tensor; for arrays a GPU if there is one.
         progress: show a progress bar of the rounds.
         distributed: divide the work among the processes of torch.distributed's default group, all of which
-            call `fit` with the same series and the same integer random_state. The results are bitwise the
-            same for any number of them. On GPUs each process takes that of its LOCAL_RANK.
+            call `fit` with the same series and the same integer random_state, which is checked. The results
+            are bitwise the same for any number of them. On GPUs each process takes that of its LOCAL_RANK.
 
     Attributes:
         cluster_centers_: (k, steps) for a 2-D X, otherwise (k, steps, features); of a list the steps are the
@@ -190,29 +191,33 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
     def fit(self, X: Any, y: Any = None) -> SoftDTWKMeans:
         """Find the clusters of the series; y is not used."""
-        options = self._check_options()
-        n_clusters = check_count("n_clusters", self.n_clusters)
-        given = self._check_fit_set(X)
-        if len(given.series) < n_clusters:
-            raise ValueError(f"n_samples={len(given.series)} should be >= n_clusters={n_clusters}.")
         processes = default_group() if check_flag("distributed", self.distributed) else ALONE
-        if processes.count > 1 and not isinstance(self.random_state, (int, np.integer)):
-            raise ValueError(
-                f"random_state is {self.random_state!r}, expected an integer with distributed=True: every "
-                "process has to draw the same starts."
-            )
-        series = given.series.to(self._device_of(given))
+        with in_every_process() if processes.count > 1 else nullcontext():
+            options = self._check_options()
+            n_clusters = check_count("n_clusters", self.n_clusters)
+            given = self._check_fit_set(X)
+            if len(given.series) < n_clusters:
+                raise ValueError(f"n_samples={len(given.series)} should be >= n_clusters={n_clusters}.")
+            if processes.count > 1 and not isinstance(self.random_state, (int, np.integer)):
+                raise ValueError(
+                    f"random_state is {self.random_state!r}, expected an integer with distributed=True: "
+                    "every process has to draw the same starts."
+                )
+            series = given.series.to(self._device_of(given))
+            arguments: dict[str, Any] = {
+                "init": self._check_init(series, given),
+                "n_init": check_count("n_init", self.n_init),
+                "max_iter": check_count("max_iter", self.max_iter),
+                "max_iter_barycenter": check_count("max_iter_barycenter", self.max_iter_barycenter),
+                "tol": check_real("tol", self.tol, positive=False),
+                "random": check_random_state(self.random_state),
+            }
         found = k_means(
             series,
             given.lengths,
             n_clusters,
             options,
-            init=self._check_init(series, given),
-            n_init=check_count("n_init", self.n_init),
-            max_iter=check_count("max_iter", self.max_iter),
-            max_iter_barycenter=check_count("max_iter_barycenter", self.max_iter_barycenter),
-            tol=check_real("tol", self.tol, positive=False),
-            random=check_random_state(self.random_state),
+            **arguments,
             progress=self.progress,
             processes=processes,
         )
@@ -249,13 +254,23 @@ class SoftDTWKMeans(ClusterMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
                     f"init is {self.init!r}, expected 'k-means++', 'random' or an array of centers."
                 )
             return self.init
-        centers = torch.as_tensor(self.init, device=series.device).detach().to(series)
+        init = self.init
+        if isinstance(init, (list, tuple)):
+            each = [torch.as_tensor(one, dtype=series.dtype) for one in init]
+            shapes = sorted({tuple(one.shape) for one in each})
+            if len(shapes) > 1:
+                raise ValueError(
+                    f"init has centers of shapes {shapes[0]} and {shapes[1]}, expected one shape for all: "
+                    "stretch them to one length."
+                )
+            init = torch.stack(each) if each else torch.empty(0)
+        centers = torch.as_tensor(init, device=series.device).detach().to(series)
         if given.columns is not None and centers.dim() == 2:
             centers = centers.unsqueeze(2)
         features = series.shape[2]
         if centers.dim() != 3 or centers.shape[::2] != (self.n_clusters, features) or centers.shape[1] == 0:
             raise ValueError(
-                f"init has shape {tuple(np.shape(self.init))}, expected ({self.n_clusters}, steps, "
+                f"init has shape {tuple(init.shape)}, expected ({self.n_clusters}, steps, "
                 f"{features}): a center for each cluster, with as many features as X."
             )
         return centers

@@ -16,7 +16,7 @@ from .._distances import DistanceFunction
 from .._kmeans import Options
 from .._options import check_bandwidth, check_flag, check_gamma, check_metric
 from .._problem import value_dtype
-from .._processes import own_device
+from .._processes import check_device, own_device
 from .._series import Array, as_batch
 
 
@@ -65,12 +65,7 @@ class SeriesEstimator(BaseEstimator):
         """Where to compute: with "auto" where tensors are, and for arrays on a GPU if there is one."""
         if isinstance(self.device, str) and self.device == "auto":
             return own_device() if given.is_array else given.series.device
-        try:
-            return torch.device(self.device)
-        except (RuntimeError, TypeError):
-            raise ValueError(
-                f"device is {self.device!r}, expected 'auto', or a device of torch such as 'cuda'."
-            ) from None
+        return check_device(self.device)
 
     def _check_fit_set(self, X: Any) -> SeriesSet:
         """X of `fit`, whose sizes later ones are compared with."""
