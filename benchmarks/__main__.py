@@ -3,6 +3,7 @@
 python -m benchmarks                      every suite on the GPU if there is one, else on the CPU
 python -m benchmarks --quick              a minute's look: tables and pictures
 python -m benchmarks run --suite paper --peer BGU=../sdtw-cuda-torch --peer Maghoumi=../pytorch-softdtw-cuda
+python -m benchmarks release --peer ...   every published figure of a GPU again, before a release
 python -m benchmarks plot                 the plots, from the CSV files alone, into output/benchmarks
 python -m benchmarks table                the tables as Markdown, from the CSV files alone
 """
@@ -10,12 +11,13 @@ python -m benchmarks table                the tables as Markdown, from the CSV f
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import records, tables
+from . import records, release, tables
 from .cases import SUITES, cases_of
 from .providers import Provider, from_checkout, installed
 
@@ -58,6 +60,15 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int, help="CPU threads")
     run.add_argument("--output", type=Path, help="folder of the CSV files (benchmarks/results)")
     run.add_argument("--no-progress", action="store_true", help="no progress bar")
+    run.add_argument("--resume", action="store_true", help="leave out what this command has measured today")
+
+    whole = commands.add_parser(
+        "release",
+        help="measure every published figure of a device again, part by part",
+        description=release.__doc__,
+        formatter_class=formatter,
+    )
+    release.add_arguments(whole)
 
     plot = commands.add_parser("plot", help="draw PNG and SVG from the CSV files")
     plot.add_argument("--results", type=Path, default=records.RESULTS, help="folder of the CSV files")
@@ -82,19 +93,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command for the table, without the folders of this machine."""
+    """The command for the table, without the folders of this machine and what changes no figure."""
     shown = []
-    hide_next = False
-    for argument in arguments:
-        if hide_next:
-            shown.append(argument.split("=")[0] + "=PATH" if "=" in argument else "PATH")
-            hide_next = False
-        elif argument.startswith(("--peer=", "--output=")):
-            option, value = argument.split("=", 1)
-            shown.append(f"{option}={value.split('=')[0]}=PATH" if option == "--peer" else f"{option}=PATH")
-        else:
-            hide_next = argument in ("--peer", "--output")
-            shown.append(argument)
+    for argument, last in zip(arguments, ["", *arguments], strict=False):
+        option, separator, value = argument.partition("=")
+        if "--output" in (option, last) or option in ("--no-progress", "--resume"):
+            continue
+        if last == "--peer":
+            argument = f"{option}=PATH"
+        elif separator and option == "--peer":
+            argument = f"--peer={value.split('=')[0]}=PATH"
+        shown.append(argument)
     return " ".join(["python -m benchmarks", *shown])
 
 
@@ -117,7 +126,7 @@ def choose_providers(peers: Sequence[str], only: Sequence[str] | None) -> list[P
 
 
 def run(options: argparse.Namespace, command: str) -> None:
-    from .runner import Runner, Settings
+    from .runner import Runner, Settings, unfinished
 
     device = options.device
     if device == "auto":
@@ -137,19 +146,25 @@ def run(options: argparse.Namespace, command: str) -> None:
     folder = options.output or (QUICK_RESULTS if options.quick else records.RESULTS)
     providers = choose_providers(options.peer, options.only)
     cases = [case for suite in options.suite for case in cases_of(suite, device, options.quick)]
-    print(f"{len(cases)} cases on {device}: {', '.join(provider.name for provider in providers)}")
+    names = ", ".join(provider.name for provider in providers)
+    today = {"date": datetime.date.today().isoformat(), "command": command}.items()
+    done = [row for row in records.read_folder(folder) if options.resume and row.items() >= today]
+    left = unfinished(cases, providers, done)
+    print(f"{len(cases)} cases on {device}, {len(cases) - len(left)} of them measured before: {names}")
     start = time.perf_counter()
-    with Runner(providers, settings) as runner:
-        rows = runner.run(cases, folder, progress=not options.no_progress)
+    rows = []
+    if left:
+        with Runner(providers, settings) as runner:
+            rows = runner.run(cases, folder, progress=not options.no_progress, done=done)
     show(rows)
     if options.quick:
         pictures = [path for path in draw(rows, folder) if path.suffix == ".png"]
         print("pictures:", *pictures, sep="\n  ")
-    failed = sum(row["status"] != "ok" for row in rows)
-    print(
-        f"{len(rows)} rows, {failed} of them failures, in {time.perf_counter() - start:.0f} s; "
-        f"CSV files: {folder}"
-    )
+    unable = sum(row["status"] == "unsupported" for row in rows)
+    failed = sum(row["status"] != "ok" for row in rows) - unable
+    print(f"CSV files: {folder}")
+    seconds = time.perf_counter() - start
+    print(f"{len(rows)} rows, {failed} failures, {unable} unsupported, in {seconds:.0f} s")
 
 
 def draw(rows: Sequence[records.Row], folder: Path) -> list[Path]:
@@ -187,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "run":
             run(options, command_line(given))
             return 0
-        rows = records.read_folder(options.results)
+        if options.command == "release":
+            return release.main(options)
+        rows = records.newest(records.read_folder(options.results))
         if not rows:
             raise ValueError(f"no results in {options.results}; measure first: python -m benchmarks run")
         if options.command == "plot":

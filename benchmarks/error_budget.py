@@ -1,6 +1,6 @@
 """Float32 Soft-DTW against float64 truth, case by case, with a verdict.
 
-    python -m benchmarks.error_budget --device cpu [--quick] [--write] [--second-order]
+    python -m benchmarks.error_budget --device cpu [--quick] [--second-order] [--write] [--resume]
 
 The budget: the value within 1e-6 relative; each gradient within 1e-5 relative in norm or, where that is
 larger, ten times what rounding the exact costs to float32 does to a float64 recurrence. Nobody who stores
@@ -11,12 +11,14 @@ Second order: Hessian-vector products along normal tangents of x and y, and grad
 exact costs, Omega and shares p to float32 does to equations (12) to (15) in float64. Alignment weight below
 2^-100 is pruned: what that may leave out, N M 2^-100 / gamma by (21), is taken off the difference first. It
 matters where one path is so likely that a gradient of the expected cost is next to nothing.
+
+--write keeps every case as soon as it is measured; --resume leaves out what the same command has written
+today.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import importlib.util
 import itertools
@@ -24,7 +26,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +35,9 @@ from torch import Tensor
 
 from softdtw_cuda import _reference, softdtw, softdtw_expected_cost
 from softdtw_cuda._distances import sqeuclidean, sqeuclidean_gradient, sqeuclidean_tangent
+
+from . import records
+from .release import OVER_BUDGET
 
 LENGTHS = (32, 127, 512, 1024, 2048)
 FEATURES = (1, 3, 16, 64)
@@ -71,6 +76,11 @@ class Errors:
     @property
     def gradient_budget(self) -> float:
         return max(GRADIENT_BUDGET, ROUNDING_FACTOR * self.rounding)
+
+    @property
+    def share(self) -> float:
+        """Of the budget that the errors take."""
+        return max(self.value_error / VALUE_BUDGET, self.gradient_error / self.gradient_budget)
 
     @property
     def passed(self) -> bool:
@@ -141,6 +151,11 @@ class SecondErrors:
     @property
     def budget(self) -> float:
         return max(SECOND_ORDER_BUDGET, ROUNDING_FACTOR * self.rounding)
+
+    @property
+    def share(self) -> float:
+        """Of the budget that the error takes."""
+        return self.error / self.budget
 
     @property
     def passed(self) -> bool:
@@ -225,24 +240,6 @@ def _philtorch_product(x: Tensor, y: Tensor, a: Tensor, b: Tensor, gamma: float)
     return torch.cat([side.double().flatten() for side in products])
 
 
-def report_second_order(results: Iterable[SecondErrors]) -> list[SecondErrors]:
-    """Print each case as it comes; all of them."""
-    print("    N     M   D offset  gamma  what      error    budget   philtorch  verdict")
-    collected = []
-    for case in results:
-        collected.append(case)
-        theirs = "-" if math.isnan(case.theirs) else f"{case.theirs:.1e}"
-        print(
-            f"{case.n:5d} {case.m:5d} {case.d:3d} {case.offset:6.0f} {case.gamma:6g}  {case.what:8s}  "
-            f"{case.error:.1e}  {case.budget:.1e}  {theirs:9s}  {'PASS' if case.passed else 'FAIL'}",
-            flush=True,
-        )
-    passed = sum(case.passed for case in collected)
-    verdict = "PASS" if passed == len(collected) else "FAIL"
-    print(f"{verdict}: {passed} of {len(collected)} cases within the budget")
-    return collected
-
-
 def grid(quick: bool) -> Iterator[tuple[list[Shape], float]]:
     """The grid in batches of one length and one gamma: N = M, and N > M by a seventh."""
     lengths = LENGTHS[:3] if quick else LENGTHS
@@ -254,53 +251,67 @@ def grid(quick: bool) -> Iterator[tuple[list[Shape], float]]:
         yield [Shape(length, shorter, d, 0.0) for d in features], gamma
 
 
-def report(results: Iterable[Errors]) -> list[Errors]:
-    """Print each case as it comes; all of them."""
-    print(f"{'N':>5} {'M':>5} {'D':>3} {'offset':>6} {'gamma':>6}   value    gradient budget   verdict")
-    collected = []
-    for case in results:
-        verdict = "PASS" if case.passed else "FAIL"
-        print(
-            f"{case.n:5d} {case.m:5d} {case.d:3d} {case.offset:6.0f} {case.gamma:6g}   "
-            f"{case.value_error:.1e}  {case.gradient_error:.1e}  {case.gradient_budget:.1e}  {verdict}",
-            flush=True,
-        )
-        collected.append(case)
-    return collected
+HEADERS = (
+    f"{'N':>5} {'M':>5} {'D':>3} {'offset':>6} {'gamma':>6}   value    gradient budget   verdict",
+    "    N     M   D offset  gamma  what      error    budget   philtorch  verdict",
+)
 
 
-def write(results: list[Errors] | list[SecondErrors], device: str, name: str) -> Path:
-    """All cases as CSV in benchmarks/results."""
-    path = Path(__file__).parent / "results" / f"{name}_{torch.device(device).type}.csv"
-    path.parent.mkdir(exist_ok=True)
+def show(case: Errors | SecondErrors) -> Errors | SecondErrors:
+    """Print a case, and hand it on."""
+    if isinstance(case, Errors):
+        errors = f"  {case.value_error:.1e}  {case.gradient_error:.1e}  {case.gradient_budget:.1e}"
+    else:
+        theirs = "-" if math.isnan(case.theirs) else f"{case.theirs:.1e}"
+        errors = f" {case.what:8s}  {case.error:.1e}  {case.budget:.1e}  {theirs:9s}"
+    sizes = f"{case.n:5d} {case.m:5d} {case.d:3d} {case.offset:6.0f} {case.gamma:6g}"
+    print(f"{sizes} {errors}  {'PASS' if case.passed else 'FAIL'}", flush=True)
+    return case
+
+
+KEY = ("n", "m", "d", "offset", "gamma", "what")
+"""Columns that tell cases apart; `what` only those of second order."""
+
+
+def origin(device: str, quick: bool, second_order: bool) -> records.Row:
+    """Where and when cases of this run come from."""
     cuda = device.startswith("cuda")
-    about = {
+    command = ["python -m benchmarks.error_budget", *(["--second-order"] if second_order else [])]
+    command += ["--device", device, *(["--quick"] if quick else []), "--write"]
+    return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks.error_budget", *sys.argv[1:]]),
+        "command": " ".join(command),
     }
-    with path.open("w", newline="") as file:
-        rows = [
-            {
-                **asdict(case),
-                **(
-                    {"gradient_budget": case.gradient_budget}
-                    if isinstance(case, Errors)
-                    else {"budget": case.budget}
-                ),
-                "passed": case.passed,
-                **about,
-            }
-            for case in results
-        ]
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
-def main() -> int:
+def row_of(case: Errors | SecondErrors, about: records.Row) -> records.Row:
+    """A case as a row of the CSV file."""
+    budget = (
+        {"gradient_budget": case.gradient_budget} if isinstance(case, Errors) else {"budget": case.budget}
+    )
+    numbers = {**asdict(case), **budget, "passed": case.passed}
+    return {**{name: str(value) for name, value in numbers.items()}, **about}
+
+
+def file_of(device: str, second_order: bool, folder: Path = records.RESULTS) -> Path:
+    name = "error_budget_second_order" if second_order else "error_budget"
+    return folder / f"{name}_{torch.device(device).type}.csv"
+
+
+def is_measured(
+    shape: Shape, gamma: float, rows: Sequence[records.Row], about: records.Row, second_order: bool
+) -> bool:
+    """Whether the rows have all of this case, of the same day, device, command and torch."""
+    key = tuple(map(str, (*asdict(shape).values(), gamma)))
+    found = [
+        row for row in rows if tuple(row[name] for name in KEY[:5]) == key and row.items() >= about.items()
+    ]
+    return len(found) == (2 if second_order else 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the grid; the exit status says whether every case passed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.error_budget", description=__doc__.split("\n")[0]
@@ -315,31 +326,34 @@ def main() -> int:
     parser.add_argument(
         "--second-order", action="store_true", help="Hessian-vector products and expected costs"
     )
-    arguments = parser.parse_args()
-    if arguments.second_order:
-        second = report_second_order(
-            case
-            for shapes, gamma in grid(arguments.quick)
-            for case in measure_second_order(shapes, gamma, arguments.device)
-        )
-        if arguments.write:
-            print(f"written: {write(second, arguments.device, 'error_budget_second_order')}")
-        return 0 if all(case.passed for case in second) else 1
+    parser.add_argument("--resume", action="store_true", help="leave out what this command has written today")
+    parser.add_argument("--output", type=Path, default=records.RESULTS, help="another folder for --write")
+    options = parser.parse_args(arguments)
     start = time.perf_counter()
-    results = report(
-        case for shapes, gamma in grid(arguments.quick) for case in measure(shapes, gamma, arguments.device)
-    )
-    passed = sum(case.passed for case in results)
-    worst_value = max(case.value_error for case in results)
-    worst_share = max(case.gradient_error / case.gradient_budget for case in results)
+    about = origin(options.device, options.quick, options.second_order)
+    path = file_of(options.device, options.second_order, options.output)
+    old = records.read_any(path) if options.resume else []
+    verdicts = [row["passed"] == "True" for row in old if row.items() >= about.items()]
+    worst = 0.0
+    print(HEADERS[options.second_order])
+    for shapes, gamma in grid(options.quick):
+        left = [shape for shape in shapes if not is_measured(shape, gamma, old, about, options.second_order)]
+        if not left:
+            continue
+        cases = (measure_second_order if options.second_order else measure)(left, gamma, options.device)
+        found = list(map(show, cases))
+        verdicts += [case.passed for case in found]
+        worst = max(worst, *(case.share for case in found))
+        if options.write:
+            keys = KEY if options.second_order else KEY[:5]
+            records.replace(path, [row_of(case, about) for case in found], keys)
+    if options.write:
+        print(f"written: {path.name}")
     print(
-        f"{'PASS' if passed == len(results) else 'FAIL'}: {passed} of {len(results)} cases within the budget "
-        f"on {arguments.device}; largest value error {worst_value:.1e}, largest gradient error "
-        f"{worst_share:.2f} of its budget; {time.perf_counter() - start:.0f} s"
+        f"{'PASS' if all(verdicts) else 'FAIL'}: {sum(verdicts)} of {len(verdicts)} cases within the budget "
+        f"on {options.device}; largest error {worst:.2f} of its budget; {time.perf_counter() - start:.0f} s"
     )
-    if arguments.write:
-        print(f"written: {write(results, arguments.device, 'error_budget')}")
-    return 0 if passed == len(results) else 1
+    return 0 if all(verdicts) else OVER_BUDGET
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Plots from the CSV alone: time and memory against L and D, accuracy, throughput against hardware limits.
 
-PNG and SVG, narrow enough to be read on a phone. Colours are Okabe and Ito's, told apart by colour-blind
-readers; lines carry their names at their ends and differ in their markers too. A provider looks the same in
-every plot. What lies outside of a plot's range is drawn at its edge with a mark of its own.
+PNG and SVG, narrow enough to be read on a phone. Colours are those of `softdtw_cuda.plot`; lines carry their
+names at their ends and differ in their markers too. A provider looks the same in every plot; limits are dark,
+since no provider is. What lies outside of a plot's range is drawn at its edge with a mark of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from softdtw_cuda.plot import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION
 
 from .bounds import GPUS, Cpu, least_cpu_seconds, least_seconds
 from .cases import EXPECTED_COST, FORWARD, FORWARD_BACKWARD, HESSIAN_PRODUCT, THROUGHPUT_DIMS
@@ -22,21 +24,13 @@ from .tables import SHORT_NAMES, like_for_like
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
-    "#D55E00",
-    "#E69F00",
-    "#0072B2",
-    "#56B4E9",
-    "#009E73",
-    "#CC79A7",
-)
-GREY, DARK, PALE = "#8A8A8A", "#333333", "#DDDDDD"
 STYLES = {
-    OURS_FUSED: (VERMILLION, "o"), OURS_COST: (ORANGE, "s"), ROUNDING: (GREY, ""),
-    "BGU (fused)": (BLUE, "^"), "BGU (unfused)": (SKY, "v"), "Maghoumi": (GREEN, "D"),
+    OURS_FUSED: (BLUE, "o"), OURS_COST: (SKY, "s"), ROUNDING: (GREY, ""),
+    "BGU (fused)": (VERMILLION, "^"), "BGU (unfused)": (ORANGE, "v"), "Maghoumi": (GREEN, "D"),
     "pysdtw": (PURPLE, "P"), "tslearn": ("#000000", "X"), "philtorch": ("#882255", "p"),
     "aeon": ("#6B5B00", "*"), "ddtw": ("#5D3FD3", "h"),
 }  # fmt: skip
@@ -81,13 +75,15 @@ def draw_all(rows: Sequence[Row], folder: Path) -> list[Path]:
         for device in dict.fromkeys(row["device"] for row in rows):
             here = [row for row in rows if row["device"] == device]
             for name, figure in _figures(here, device):
-                written += _save(figure, folder, f"{name}-{slug(device)}")
+                written += _save(figure, folder, f"{name}-{device}")
                 plt.close(figure)
     return written
 
 
 def _save(figure: Figure, folder: Path, name: str) -> Iterator[Path]:
+    """As NAME.png and NAME.svg, named as CSV files are."""
     folder.mkdir(parents=True, exist_ok=True)
+    name = slug(name)
     for suffix, extra in ((".png", {"dpi": 200}), (".svg", {"metadata": {"Date": None}})):
         path = folder / f"{name}{suffix}"
         figure.savefig(path, **extra)
@@ -99,34 +95,39 @@ def _figures(rows: Sequence[Row], device: str) -> Iterator[tuple[str, Figure]]:
     able = {(row["suite"], row["provider"]) for row in rows if row["status"] != "unsupported"}
     rows = [row for row in rows if (row["suite"], row["provider"]) in able]
     lengths = [r for r in rows if r["suite"] == "lengths"]
-    if lengths:
+    if _has_ours(lengths):
         title = f"Forward + backward, {_sizes(lengths, 'B', 'D')}, float32, {device}"
         yield "lengths", _time_and_memory(lengths, "N", "length L", title)
     dimensions = [r for r in rows if r["suite"] == "dimensions"]
-    if dimensions:
+    if _has_ours(dimensions):
         title = f"Forward + backward, {_sizes(dimensions, 'B', 'N')}, float32, {device}"
         yield "dimensions", _time_and_memory(dimensions, "D", "features D", title)
     plain = [r for r in rows if r["suite"] == "extensions" and _is_plain(r)]
     long = [r for r in plain if r["B"] == "1"]
-    if long:
+    if _has_ours(long):
         title = f"One long pair, forward + backward, {_sizes(long, 'D')}, float32, {device}"
         yield "long", _time_and_memory(long, "N", "length L", title)
     many = [r for r in plain if r["N"] == "64" and r["D"] == "8"]
-    if many:
+    if _has_ours(many):
         title = f"Many short pairs, forward + backward, {_sizes(many, 'N', 'D')}, float32, {device}"
         yield "batch", _time_and_memory(many, "B", "batch size B", title)
     accuracy = [r for r in rows if r["metric"] == "gradient error"]
-    if accuracy:
+    if _has_ours(accuracy):
         yield "accuracy", _accuracy(accuracy, device)
     throughput = [r for r in rows if r["suite"] == "throughput" and _is_measured(r)]
     if throughput and device in GPUS:
         yield "throughput", _throughput(throughput, device, lambda row: _limit(row, device), THROUGHPUT_DIMS)
     second = [r for r in rows if r["suite"] == "second_order"]
-    if second:
+    if _has_ours(second):
         yield "second_order", _second_order(second, device)
     speeds = [r for r in rows if r["suite"] == "targets" and _is_measured(r)]
     if speeds and device in GPUS:
         yield "roofline", _roofline(speeds, device)
+
+
+def _has_ours(rows: Sequence[Row]) -> bool:
+    """Whether there is anything to hold others against."""
+    return any((row["provider"], row["status"]) == (OURS_FUSED, "ok") for row in rows)
 
 
 def _is_measured(row: Row) -> bool:
@@ -154,11 +155,11 @@ def _time_and_memory(rows: Sequence[Row], x: str, x_label: str, title: str) -> F
     rows = like_for_like(rows)
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     failing = _failing(rows, providers)
-    title = textwrap.fill(title, 60)
+    title = textwrap.fill(title, 68)
     top = 0.5 + 0.17 * title.count("\n") + 0.12 * len(failing)
     height = 5.6 + top + 0.18 * len(failing)
     figure = plt.figure(figsize=(WIDTH, height))
-    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=DARK)
+    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=INK)
     grid = figure.add_gridspec(
         2, 1, left=0.12, right=0.76, hspace=(0.75 + 0.12 * len(failing)) / 2.2,
         top=1 - top / height, bottom=(0.55 + 0.18 * len(failing)) / height,
@@ -228,7 +229,7 @@ def _lines(
     axes.set_axisbelow(True)
     if below and note:
         axes.annotate(f"\u25bd less than {least:g}", (1, 0), xycoords="axes fraction", xytext=(0, -24),
-                      textcoords="offset points", ha="right", va="top", fontsize=8, color=DARK)  # fmt: skip
+                      textcoords="offset points", ha="right", va="top", fontsize=8, color=INK)  # fmt: skip
 
 
 def _tick(value: float) -> str:
@@ -320,8 +321,10 @@ def _name_lines(axes: Axes) -> None:
             color=_ink(colour),
             fontweight="bold" if line.get_label() == OURS_FUSED else "normal",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 0},
-        )
+            # Thin, grey and dotted: no line of data.
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.7, "linestyle": (0, (1, 2)),
+                        "shrinkA": 0, "shrinkB": 4},
+        )  # fmt: skip
 
 
 def _apart(wanted: Sequence[float], spacing: float) -> list[float]:
@@ -356,7 +359,7 @@ def _accuracy(rows: Sequence[Row], device: str) -> Figure:
     height = 0.75 + foot + (2.05 + 0.12 * len(failing)) * len(lengths)
     figure = plt.figure(figsize=(WIDTH, height))
     title = f"Relative error of the float32 gradient\nagainst float64, {device}"
-    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=DARK)
+    figure.suptitle(title, x=0.02, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, color=INK)
     grid = figure.add_gridspec(
         len(lengths), len(dims), left=0.13, right=0.98, top=1 - (0.85 + 0.12 * len(failing)) / height,
         bottom=foot / height, wspace=0.1, hspace=0.35 + 0.07 * len(failing),
@@ -435,7 +438,7 @@ def _name_overlaps(axes: Axes, rows: Sequence[Row]) -> bool:
     if groups:
         lines = [", ".join(names[at : at + 3]) for names in groups for at in range(0, len(names), 3)]
         axes.text(1, 0.99, "\n".join(["on one line:", *lines]), transform=axes.transAxes, fontsize=7,
-                  color=DARK, ha="right", va="top", linespacing=1.15,
+                  color=INK, ha="right", va="top", linespacing=1.15,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     return bool(groups)
 
@@ -449,14 +452,14 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
     height = 2.2 + 0.62 * len(cases)
     figure, axes = plt.subplots(figsize=(WIDTH, height))
     figure.subplots_adjust(left=0.27, right=0.97, top=1 - 0.5 / height, bottom=1.35 / height)
-    limits = (
-        ("products", SKY, "limit of the tensor cores"),
-        ("cells", GREEN, "limit of instructions"),
-        ("chain", PURPLE, "limit of dependent steps"),
+    limits: tuple[tuple[str, Literal["-", "--", ":"], str], ...] = (
+        ("products", "-", "limit of the tensor cores"),
+        ("cells", "--", "limit of instructions"),
+        ("chain", ":", "limit of dependent steps"),
     )
-    types = (("float32", VERMILLION, 0.18), ("bfloat16", BLUE, -0.18))
+    types = (("float32", BLUE, 0.18), ("bfloat16", "white", -0.18))
     for position, (batch, length, d) in enumerate(cases):
-        for dtype, colour, offset in types:
+        for dtype, face, offset in types:
             mine = [
                 r
                 for r in rows
@@ -470,14 +473,14 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
             limit = cells / max(least.values())
             y = len(cases) - 1 - position + offset
             axes.plot([speed, limit], [y, y], color=PALE, linewidth=5, solid_capstyle="butt", zorder=1)
-            for name, limit_colour, _ in limits:
+            for name, dashes, _ in limits:
                 if least[name] > 0:
                     at = cells / least[name]
-                    width = 3 if least[name] == max(least.values()) else 1.2
-                    axes.plot([at, at], [y - 0.15, y + 0.15], color=limit_colour, linewidth=width)
-            axes.plot([speed], [y], marker="o", color=colour, markersize=7, zorder=3)
+                    width = 2.4 if least[name] == max(least.values()) else 1.2
+                    axes.plot([at, at], [y - 0.16, y + 0.16], color=INK, linewidth=width, linestyle=dashes)
+            axes.plot([speed], [y], marker="o", color=BLUE, markerfacecolor=face, markersize=7, zorder=3)
             axes.annotate(f"{speed / limit:.0%}", (speed, y), xytext=(-8, 0), textcoords="offset points",
-                          ha="right", va="center", fontsize=9, color=_ink(colour))  # fmt: skip
+                          ha="right", va="center", fontsize=9, color=_ink(BLUE))  # fmt: skip
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(10 ** (math.log10(low) - 0.4), high)
@@ -490,9 +493,11 @@ def _roofline(rows: Sequence[Row], device: str) -> Figure:
     axes.set_xlabel("cells a second, forward and backward, and share of the lowest limit")
     axes.xaxis.set_label_coords(0.36, -0.38 / (height - 1.85))
     figure.suptitle(f"Throughput against hardware limits, {device}", x=0.02, y=1 - 0.08 / height, ha="left",
-                    va="top", fontsize=10, color=DARK)  # fmt: skip
-    samples = [Line2D([], [], color=colour, marker="o", linestyle="none") for _, colour, _ in types]
-    samples += [Line2D([], [], color=colour, linewidth=3) for _, colour, _ in limits]
+                    va="top", fontsize=10, color=INK)  # fmt: skip
+    samples = [
+        Line2D([], [], color=BLUE, markerfacecolor=face, marker="o", linestyle="none") for _, face, _ in types
+    ]
+    samples += [Line2D([], [], color=INK, linewidth=2, linestyle=dashes) for _, dashes, _ in limits]
     names = [*(name for name, *_ in types), *(name for *_, name in limits)]
     figure.legend(samples, names, ncols=2, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False,
                   fontsize=9)  # fmt: skip
@@ -507,10 +512,10 @@ def _throughput(
 
     lengths = sorted({int(row["N"]) for row in rows})
     dims = sorted({*ticks, *(int(row["D"]) for row in rows)})
-    shades = [VERMILLION, "#B8763E", "#A08A6A", GREY]
+    shades = [BLUE, "#3F88B0", "#6E97AB", GREY]
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 7.4), sharex=True)
-    figure.subplots_adjust(left=0.13, right=0.8, top=0.9, bottom=0.14, hspace=0.28)
-    figure.suptitle(f"Many pairs, float32, {device}", x=0.02, y=0.985, ha="left", fontsize=10, color=DARK)
+    figure.subplots_adjust(left=0.17, right=0.8, top=0.9, bottom=0.14, hspace=0.28)
+    figure.suptitle(f"Many pairs, float32, {device}", x=0.02, y=0.985, ha="left", fontsize=10, color=INK)
     for axes, mode in zip(panels, (FORWARD, FORWARD_BACKWARD), strict=True):
         longest: dict[int, float] = {}
         for shade, length in zip(itertools.cycle(shades), reversed(lengths)):
@@ -530,22 +535,18 @@ def _throughput(
                 )
             if length == lengths[-1]:
                 for d, speed in points:
-                    axes.annotate(f"{speed / limits[int(d)]:.0%}", (d, limits[int(d)]), xytext=(-2, 4),
+                    axes.annotate(f"{speed / limits[int(d)]:.0%}", (d, limits[int(d)]), xytext=(2, 5),
                                   textcoords="offset points", ha="left", fontsize=8,
-                                  color=_ink(VERMILLION))  # fmt: skip
+                                  color=_ink(BLUE))  # fmt: skip
         if longest:
             xs = sorted(longest)
-            axes.plot(xs, [longest[d] for d in xs], color=DARK, linestyle="--", linewidth=1.2, label="_limit")
-            axes.plot([xs[-1]], [longest[xs[-1]]], color=DARK, linestyle="none", label="limit")
+            axes.plot(xs, [longest[d] for d in xs], color=INK, linestyle="--", linewidth=1.2, label="_limit")
+            axes.plot([xs[-1]], [longest[xs[-1]]], color=INK, linestyle="none", label="limit")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(dims, [str(d) for d in dims])
         axes.minorticks_off()
-        low, high = axes.get_ylim()
-        if high < 100 * low:  # fewer than two decades
-            marks = [m * 10.0**k for k in range(5, 14) for m in (1, 2, 5)]
-            marks = [mark for mark in marks if low <= mark <= high]
-            axes.set_yticks(marks, [f"{mark / 1e9:g} G" for mark in marks])
+        _label(axes.yaxis, lambda speed, _: f"{speed / 1e9:g} G")
         axes.grid(axis="y", color=PALE, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.set_ylabel("cells a second")
@@ -554,8 +555,20 @@ def _throughput(
     panels[-1].set_xlabel("features D")
     figure.text(0.02, 0.012, f"Dashed: the most that the hardware allows (benchmarks/bounds.py).\n"
                 f"Percent: share of it that L = {lengths[-1]} reaches. No point: not measured.", fontsize=8.5,
-                color=DARK)  # fmt: skip
+                color=INK)  # fmt: skip
     return figure
+
+
+def _label(axis: Axis, text: Callable[[float, object], str]) -> None:
+    """Marks of a logarithmic axis: powers of ten, or as much more than that as it takes to have three."""
+    low, high = axis.get_view_interval()
+    marks: list[float] = []
+    for digits in ((1,), (1, 2, 5), range(1, 10), [k / 10 for k in range(10, 100)]):
+        if len(marks) < 3:
+            marks = [m * 10.0**k for k in range(-9, 14) for m in digits if low <= m * 10.0**k <= high]
+    axis.set_ticks(marks[:: max(1, len(marks) // 5)])
+    axis.set_major_formatter(text)
+    axis.set_ticks([], minor=True)
 
 
 def _limit(row: Row, device: str) -> float:
@@ -577,11 +590,15 @@ def _second_order(rows: Sequence[Row], device: str) -> Figure:
         EXPECTED_COST: "Expected cost and its gradient",
         FORWARD_BACKWARD: "For comparison: value and gradient",
     }
-    figure, panels = plt.subplots(3, 1, figsize=(WIDTH, 2.2 + 0.95 * len(sizes)), sharex=True)
-    height = figure.get_figheight()
-    figure.subplots_adjust(left=0.3, right=0.96, top=1 - 0.65 / height, bottom=1.1 / height, hspace=0.45)
+    # Inches: of a size, and of everything in and between three panels that does not depend on the sizes.
+    panel, gap = 0.2 + 0.28 * len(sizes), 0.45
+    height = 1.75 + 3 * panel + 2 * gap
+    figure, panels = plt.subplots(3, 1, figsize=(WIDTH, height), sharex=True)
+    figure.subplots_adjust(
+        left=0.3, right=0.96, top=1 - 0.65 / height, bottom=1.1 / height, hspace=gap / panel
+    )
     figure.suptitle(f"Second order, {_sizes(rows, 'D')}, float32, {device}", x=0.02, y=1 - 0.08 / height,
-                    ha="left", va="top", fontsize=10, color=DARK)  # fmt: skip
+                    ha="left", va="top", fontsize=10, color=INK)  # fmt: skip
     for axes, (mode, title) in zip(panels, titles.items(), strict=True):
         for provider in providers:
             colour, marker = style(provider)
@@ -596,6 +613,8 @@ def _second_order(rows: Sequence[Row], device: str) -> Figure:
         axes.grid(axis="both", color=PALE, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.set_title(title, fontsize=9)
+    panels[-1].margins(x=0.1)
+    _label(panels[-1].xaxis, lambda time, _: f"{time:g}")
     panels[-1].set_xlabel("time (ms)")
     figure.legend(list(map(_sample, providers)), list(map(short, providers)), ncols=3, loc="lower left",
                   bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=9)  # fmt: skip
@@ -631,7 +650,7 @@ def draw_cpu_throughput(path: Path, folder: Path) -> list[Path]:
 
     with plt.rc_context(SETTINGS):
         figure = _throughput(rows, measured[0]["device"], limit_of, ())
-        written = list(_save(figure, folder, f"throughput-{slug(measured[0]['device'])}"))
+        written = list(_save(figure, folder, f"throughput-{measured[0]['device']}"))
         plt.close(figure)
     return written
 
@@ -685,7 +704,7 @@ def draw_second_order_errors(path: Path, folder: Path) -> list[Path]:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend([*handles, _below_sample()], [*labels, f"less than {LEAST_ERROR:g}"], ncols=2,
                       loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=9)  # fmt: skip
-        written = list(_save(figure, folder, f"second_order_errors-{slug(device)}"))
+        written = list(_save(figure, folder, f"second_order_errors-{device}"))
         plt.close(figure)
     return written
 
@@ -711,7 +730,7 @@ def draw_clustering(path: Path, folder: Path) -> list[Path]:
             top=1 - 0.55 / height, bottom=0.75 / height, hspace=0.4,
         )  # fmt: skip
         figure.suptitle(f"All pairs and k-means, {device}", x=0.02, y=1 - 0.08 / height, ha="left", va="top",
-                        fontsize=10, color=DARK)  # fmt: skip
+                        fontsize=10, color=INK)  # fmt: skip
         first: Axes | None = None
         for place, (job, mine) in enumerate(jobs.items()):
             axes = figure.add_subplot(grid[place], sharex=first)
@@ -729,13 +748,12 @@ def draw_clustering(path: Path, folder: Path) -> list[Path]:
             axes.grid(axis="both", color=PALE, linewidth=0.6)
             axes.set_axisbelow(True)
             axes.set_title(job, fontsize=9)
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.minorticks_off()
             axes.tick_params(labelbottom=place == len(jobs) - 1)
+        _label(axes.xaxis, lambda time, _: f"{time:g}")
         axes.set_xlabel("time (s)")
         figure.text(0.02, 0.1 / height, "Filled: time of the call. Open: CPU time of all its threads.",
-                    fontsize=8.5, color=DARK)  # fmt: skip
-        written = list(_save(figure, folder, f"clustering-{slug(device)}"))
+                    fontsize=8.5, color=INK)  # fmt: skip
+        written = list(_save(figure, folder, f"clustering-{device}"))
         plt.close(figure)
     return written
 

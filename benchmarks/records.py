@@ -70,6 +70,23 @@ def read_folder(folder: Path) -> list[Row]:
     return [row for path in sorted(folder.glob("*.csv")) for row in read(path)]
 
 
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """The rows for readers: of a case that two suites share, the figures of the later day in both."""
+
+    def case(row: Row) -> tuple[str, ...]:
+        return tuple(row[column] for column in KEY if column not in ("suite", "metric"))
+
+    days: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        days[case(row)] = max(row["date"], days.get(case(row), ""))
+    latest = {(case(row), row["metric"]): row for row in rows if row["date"] == days[case(row)]}
+    return [
+        row if row["date"] == days[case(row)] else latest[case(row), row["metric"]] | {"suite": row["suite"]}
+        for row in rows
+        if (case(row), row["metric"]) in latest
+    ]
+
+
 def upsert(folder: Path, rows: Iterable[Row]) -> list[Path]:
     """Write rows into the files of their suite and device, in place of what is there of their cases.
 
@@ -85,22 +102,40 @@ def upsert(folder: Path, rows: Iterable[Row]) -> list[Path]:
                 f"a row must have exactly the columns {', '.join(COLUMNS)}, got {', '.join(row)}."
             )
         by_file.setdefault(file_of(folder, row["suite"], row["device"]), []).append(row)
-    folder.mkdir(parents=True, exist_ok=True)
     for path, new in by_file.items():
         old = read(path) if path.exists() else []
         if path.exists() and not old and path.stat().st_size:
             raise ValueError(f"{path.name} exists with other columns; move it away.")
         cases, keys = {case_key(row) for row in new}, {key(row) for row in new}
         kept = [row for row in old if key(row) in keys or case_key(row) not in cases]
-        merged = {key(row): row for row in [*kept, *new]}
-        # A run that is killed while it writes leaves the old file.
-        temporary = path.with_suffix(".part")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(merged.values())
-        os.replace(temporary, path)
+        write(path, list({key(row): row for row in [*kept, *new]}.values()), COLUMNS)
     return list(by_file)
+
+
+def read_any(path: Path) -> list[Row]:
+    """Rows of a file with whatever columns; none where there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def replace(path: Path, rows: Iterable[Row], keys: Sequence[str]) -> None:
+    """Write rows into a file with whatever columns, in place of those that agree in the columns `keys`."""
+    merged = {tuple(row[column] for column in keys): row for row in [*read_any(path), *rows]}
+    if merged:
+        write(path, list(merged.values()), list(next(reversed(merged.values()))))
+
+
+def write(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """A file of rows. A run that is killed while it writes leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
 
 
 def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import queue
@@ -163,6 +164,27 @@ def _pump(pipe: Any, answers: queue.Queue[str | None]) -> None:
     answers.put(None)
 
 
+def is_asked(provider: Provider, case: Case) -> bool:
+    return provider.is_ours or not case.ours_only
+
+
+def rows_of(case: Case, provider: Provider, rows: Iterable[records.Row]) -> list[records.Row]:
+    """What the rows have of a provider's work on a case."""
+    wanted = {**case.columns, "provider": provider.name}.items()
+    return [row for row in rows if row.items() >= wanted]
+
+
+def unfinished(
+    cases: Iterable[Case], providers: Sequence[Provider], done: Sequence[records.Row]
+) -> list[Case]:
+    """The cases of which a provider that is to be asked has no row yet."""
+    return [
+        case
+        for case in cases
+        if not all(rows_of(case, each, done) for each in providers if is_asked(each, case))
+    ]
+
+
 class Runner:
     """Measures cases with every provider and hands out rows."""
 
@@ -190,9 +212,22 @@ class Runner:
             worker.close()
         self.truths.cleanup()
 
-    def run(self, cases: Iterable[Case], folder: Path | None, progress: bool = True) -> list[records.Row]:
-        """All rows; each case is written to its table in `folder` as soon as it is measured."""
+    def run(
+        self,
+        cases: Iterable[Case],
+        folder: Path | None,
+        progress: bool = True,
+        done: Sequence[records.Row] = (),
+    ) -> list[records.Row]:
+        """Rows of the cases that are not done, each written to its table in `folder` when it is measured.
+
+        Rows that are done also say at which sizes a provider failed; it is not asked for larger ones.
+        """
         cases = list(cases)
+        for case, worker in itertools.product(cases, self.workers):
+            for row in rows_of(case, worker.provider, done)[:1]:
+                self._remember(worker, case, row["status"])
+        cases = unfinished(cases, [worker.provider for worker in self.workers], done)
         rows: list[records.Row] = []
         efforts = [self._effort(case) for case in cases]
         shape = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left{postfix}"
@@ -216,7 +251,7 @@ class Runner:
         return len(self._asked(case)) * (fixed + per_cell * case.cells)
 
     def _asked(self, case: Case) -> list[Worker]:
-        return [worker for worker in self.workers if worker.provider.is_ours or not case.ours_only]
+        return [worker for worker in self.workers if is_asked(worker.provider, case)]
 
     def _speed(self, case: Case, bar: Any) -> list[records.Row]:
         asked = self._asked(case)
@@ -371,20 +406,10 @@ class Runner:
             if metric.endswith("error") and not all(float(v) < float("inf") for v in values):
                 status = "not finite"
         return {
-            "suite": case.suite,
+            **case.columns,
             "device": about["device"],
             "provider": worker.provider.name,
             "metric": metric,
-            "mode": case.mode,
-            "normalize": "yes" if case.normalize else "no",
-            "lengths": case.lengths,
-            "B": str(case.batch),
-            "N": str(case.n),
-            "M": str(case.m),
-            "D": str(case.d),
-            "gamma": f"{case.gamma:g}",
-            "bandwidth": "" if case.bandwidth is None else str(case.bandwidth),
-            "dtype": case.dtype,
             "p20": values[0],
             "p50": values[1],
             "p80": values[2],

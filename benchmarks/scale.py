@@ -1,10 +1,11 @@
 """Whole jobs, from series on the host to results on the host: all pairs, neighbours, k-means.
 
-    python -m benchmarks.scale [--device cuda] [--share 0.1] [--quick] [--write]
+    python -m benchmarks.scale [--device cuda] [--only 10,000] [--share 0.1] [--quick] [--write] [--resume]
     python -m benchmarks.scale --device cpu --processes 1 2 3 4 [--write]
 
 On a CPU the sizes are smaller, and no target is set. `--share` is the part of the queries of the largest
-search that is computed; its time is then divided by that part, and marked. With `--processes` all pairs of
+search that is computed; its time is then divided by that part, and marked. `--resume` leaves out what the
+same command has written today. With `--processes` all pairs of
 one size are computed by so many processes of one thread each (gloo), in place of the other jobs, and then as
 many pairs of two steps each, for what is not cells; the time is the CPU time of the busiest of them, which
 depends little on what else the cores do.
@@ -15,14 +16,13 @@ depends little on what else the cores do.
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import os
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ import torch
 
 from softdtw_cuda import distributed, softdtw_cdist, softdtw_knn
 
-from .records import slug
+from . import records
 from .worker import cpu_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -41,7 +41,7 @@ RUNS_OF_PROCESSES = 3
 
 
 class Job(NamedTuple):
-    """What is computed. Seconds that it must and should take are those of one H200, for the full size."""
+    """What is computed. `required` and `target` are seconds of one H200, for the full size."""
 
     name: str
     kind: str
@@ -49,19 +49,21 @@ class Job(NamedTuple):
     columns: int
     steps: int
     features: int = 1
-    must: float | None = None
-    aim: float | None = None
+    required: float | None = None
+    target: float | None = None
     clusters: int = 0
 
 
 CUDA = (
-    Job("all pairs of 10,000", "cdist", 10_000, 0, 100, must=2.5, aim=1.2),
-    Job("all pairs of 25,000", "cdist", 25_000, 0, 60, must=6, aim=3),
-    Job("1000 × 8236", "cdist", 1000, 8236, 1024, must=14, aim=10),
-    Job("10 nearest, 100,000 × 100,000", "knn", 100_000, 100_000, 128, must=320, aim=160),
-    Job("10 nearest, 20,000 × 20,000", "knn", 20_000, 20_000, 128, 8, must=25, aim=12),
-    Job("k-means of 300,000, k = 10, 10 rounds", "k-means", 300_000, 0, 48, must=30, aim=8, clusters=10),
-    Job("k-means of 115, k = 20, 10 rounds", "k-means", 115, 0, 4000, must=10, aim=4, clusters=20),
+    Job("all pairs of 10,000", "cdist", 10_000, 0, 100, required=2.5, target=1.2),
+    Job("all pairs of 25,000", "cdist", 25_000, 0, 60, required=6, target=3),
+    Job("1000 × 8236", "cdist", 1000, 8236, 1024, required=14, target=10),
+    Job("10 nearest, 100,000 × 100,000", "knn", 100_000, 100_000, 128, required=320, target=160),
+    Job("10 nearest, 20,000 × 20,000", "knn", 20_000, 20_000, 128, 8, required=25, target=12),
+    Job(
+        "k-means of 300,000, k = 10, 10 rounds", "k-means", 300_000, 0, 48, required=30, target=8, clusters=10
+    ),
+    Job("k-means of 115, k = 20, 10 rounds", "k-means", 115, 0, 4000, required=10, target=4, clusters=20),
 )
 CPU = (
     Job("all pairs of 1000", "cdist", 1000, 0, 100),
@@ -97,8 +99,8 @@ class Row(NamedTuple):
     seconds: str
     runs: int
     share: str
-    must: str
-    aim: str
+    required: str
+    target: str
 
 
 def series(count: int, job: Job, seed: int) -> np.ndarray:
@@ -166,14 +168,18 @@ def measure(call: Callable[[int | None], object]) -> list[float]:
     return taken
 
 
-def run(jobs: Sequence[Job], device: str, share: float) -> Iterator[Row]:
+def run(
+    jobs: Sequence[Job], device: str, share: float, done: Collection[tuple[str, str]] = ()
+) -> Iterator[Row]:
+    """Every job by every route, but for the jobs and routes that are done."""
     for job in jobs:
         # The search that would take minutes; the others are computed whole.
         part = share if job.kind == "knn" and cells(job) > 1e14 else 1.0
         try:
             for route, call in routes(job, device, part):
-                taken = measure(call)
-                yield row_of(job, route, 1, statistics.median(taken), len(taken), part)
+                if (job.name, route) not in done:
+                    taken = measure(call)
+                    yield row_of(job, route, 1, statistics.median(taken), len(taken), part)
         except ImportError as error:
             print(f"{job.name}: left out, {error}", flush=True)
 
@@ -181,7 +187,7 @@ def run(jobs: Sequence[Job], device: str, share: float) -> Iterator[Row]:
 def row_of(job: Job, route: str, processes: int, taken: float, runs: int, part: float = 1.0) -> Row:
     """A row for what took so long, printed."""
     seconds = taken / part
-    targets = ["" if each is None else f"{each:g}" for each in (job.must, job.aim)]
+    targets = ["" if each is None else f"{each:g}" for each in (job.required, job.target)]
     row = Row(
         job.name, job.rows, job.columns, job.steps, job.features, route, processes, cells(job),
         f"{seconds:.4g}", runs, f"{part:g}", *targets,
@@ -190,7 +196,7 @@ def row_of(job: Job, route: str, processes: int, taken: float, runs: int, part: 
     note = f" (from {part:.0%} of the queries)" if part < 1 else ""
     print(
         f"{job.name:38} {route:18} {processes} process{'es' if processes > 1 else '':2} {seconds:9.3g} s "
-        f"{speed}  must {row.must or '-':>4} aim {row.aim or '-':>4}{note}",
+        f"{speed}  required {row.required or '-':>4} target {row.target or '-':>4}{note}",
         flush=True,
     )
     return row
@@ -231,27 +237,21 @@ def run_processes(counts: Sequence[int]) -> Iterator[Row]:
             yield row_of(job, "distributed.cdist", count, min(taken), len(taken))
 
 
-def write(rows: Sequence[Row], device: str, command: str, folder: Path) -> Path:
-    """Into scale-DEVICE.csv, in place of what is there of the same jobs, routes and numbers of processes."""
-    path = folder / f"scale-{slug(device)}.csv"
-    origin = {
+def origin(device: str, command: str) -> records.Row:
+    """Where and when rows of this run come from."""
+    return {
         "date": datetime.date.today().isoformat(),
         "device": device,
         "versions": f"python {platform.python_version()}; torch {torch.__version__}",
         "command": command,
     }
-    old = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            old = list(csv.DictReader(file))
-    new = [{**{name: str(value) for name, value in row._asdict().items()}, **origin} for row in rows]
-    merged = {(row["job"], row["steps"], row["route"], row["processes"]): row for row in [*old, *new]}
-    temporary = path.with_suffix(".part")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*Row._fields, *origin], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(merged.values())
-    os.replace(temporary, path)
+
+
+def write(rows: Sequence[Row], about: records.Row, folder: Path) -> Path:
+    """Into scale-DEVICE.csv, in place of what is there of the same jobs, routes and numbers of processes."""
+    path = folder / f"scale-{records.slug(about['device'])}.csv"
+    new = [{**{name: str(value) for name, value in row._asdict().items()}, **about} for row in rows]
+    records.replace(path, new, ("job", "steps", "route", "processes"))
     return path
 
 
@@ -266,18 +266,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="put the figures into results/scale-DEVICE.csv")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for --write")
+    parser.add_argument("--only", metavar="TEXT", help="jobs with TEXT in their name")
+    parser.add_argument("--resume", action="store_true", help="leave out what this command has written today")
     options = parser.parse_args(arguments)
     if not 0.0 < options.share <= 1.0:
         parser.error(f"--share must be above 0 and at most 1, got {options.share}.")
     name = f"{cpu_name()}, {os.cpu_count()} cores"
     if options.device == "cuda" and not options.processes:
         name = torch.cuda.get_device_name()
-    jobs = QUICK if options.quick else CUDA if options.device == "cuda" else CPU
-    rows = run_processes(options.processes) if options.processes else run(jobs, options.device, options.share)
+    about = origin(name, _command(options))
+    jobs = jobs_of(options.device, options.quick)
+    jobs = tuple(job for job in jobs if options.only is None or options.only in job.name)
+    done = set()
+    if options.resume:
+        old = records.read_any(options.output / f"scale-{records.slug(name)}.csv")
+        done = {(row["job"], row["route"]) for row in old if row.items() >= about.items()}
+    rows = (
+        run_processes(options.processes)
+        if options.processes
+        else run(jobs, options.device, options.share, done)
+    )
     for row in rows:  # each is written when it is measured: a run that is stopped keeps what it has
         if options.write:
-            write([row], name, _command(options), options.output)
+            write([row], about, options.output)
     return 0
+
+
+def jobs_of(device: str, quick: bool) -> tuple[Job, ...]:
+    return QUICK if quick else {"cuda": CUDA, "cpu": CPU}[device]
 
 
 def _command(options: Any) -> str:

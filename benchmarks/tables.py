@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import records
+from .cases import EXPECTED_COST, FORWARD, FORWARD_BACKWARD, HESSIAN_PRODUCT
 from .providers import OURS_COST, OURS_FUSED, ROUNDING
 from .records import Row
 
@@ -74,8 +75,7 @@ def markdown(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
         ValueError: when the CSV holds nothing of the kind.
     """
     metrics = ("time", "replay", "memory") if metric == "both" else (metric,)
-    if suite != "targets":
-        rows = like_for_like(rows)
+    rows = like_for_like(rows)
     chosen = [r for r in rows if r["suite"] == suite and r["device"] == device and r["metric"] in metrics]
     if not chosen:
         raise ValueError(f"no {metric} of suite {suite} on {device!r} in the results.")
@@ -109,7 +109,7 @@ _FOOTNOTES = (
     ("over ", "longer than the limit of the command"),
     ("timeout at", "longer than the limit of the command at a smaller size already"),
 )  # fmt: skip
-_MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def footnote(row: Row) -> str:
@@ -127,10 +127,13 @@ def footnote(row: Row) -> str:
     return row["note"].split("\n")[0][:100] or row["status"]
 
 
-def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
-    """A table that fits a page: one metric, bare numbers, no column of one value, reasons below.
+def compact(
+    rows: Sequence[Row], suite: str, metric: str, device: str, reasons: list[str] | None = None
+) -> str:
+    """A table that fits a page: one metric, bare numbers, no column of one value.
 
-    A provider without any number has no column, and its reasons below.
+    A provider without any number has no column. Its reasons stand below, and so do those of single cells,
+    unless `reasons` collects the latter for several tables: `notes` writes them.
 
     Its caption has to say the unit (`UNITS`) and the sizes that are the same in every row (`constants`).
 
@@ -142,7 +145,8 @@ def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
     providers = sorted(able, key=_order)
     sizes = [s for s in _SIZES if len({row[s] for row in chosen}) > 1]
     lines: dict[tuple[str, ...], dict[str, str]] = {}
-    reasons: list[str] = []
+    own: list[str] = []
+    marks = own if reasons is None else reasons
     for row in chosen:
         cells = lines.setdefault(tuple(row[s] for s in sizes), {})
         if row["provider"] not in able:
@@ -151,9 +155,9 @@ def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
             cell = figure(row).removesuffix(" ms").removesuffix(" MiB")
         else:
             reason = footnote(row)
-            if reason not in reasons:
-                reasons.append(reason)
-            cell = f"–{_MARKS[reasons.index(reason)]}"
+            if reason not in marks:
+                marks.append(reason)
+            cell = f"–{_mark(marks.index(reason))}"
         cells[row["provider"]] = cell
     together = len(sizes) > 3  # one column of words instead of many narrow ones
     header = [*(["case"] if together else (_HEADINGS.get(s, s) for s in sizes)), *map(_short, providers)]
@@ -161,13 +165,26 @@ def compact(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
     for values, cells in lines.items():
         key = [_words(sizes, values)] if together else [value or "none" for value in values]
         table.append([*key, *(cells.get(name, "") for name in providers)])
-    notes = "".join(f"\n{_MARKS[i]} {reason}.\n" for i, reason in enumerate(reasons))
+    return "".join(f"| {' | '.join(line)} |\n" for line in table) + notes(own) + no_numbers(chosen)
+
+
+def notes(reasons: Sequence[str]) -> str:
+    """What the marks of cells without a number mean."""
+    return "".join(f"\n{_mark(place)} {reason}.\n" for place, reason in enumerate(reasons))
+
+
+def _mark(place: int) -> str:
+    return str(place + 1).translate(_SUPERSCRIPTS)
+
+
+def no_numbers(rows: Sequence[Row]) -> str:
+    """A sentence for providers that have no number in any of the rows."""
+    able = {row["provider"] for row in rows if row["status"] == "ok"}
     unable: dict[str, list[str]] = {}
-    for name in dict.fromkeys(row["provider"] for row in chosen if row["provider"] not in able):
-        why = dict.fromkeys(footnote(row) for row in chosen if row["provider"] == name)
+    for name in dict.fromkeys(row["provider"] for row in rows if row["provider"] not in able):
+        why = dict.fromkeys(footnote(row) for row in rows if row["provider"] == name)
         unable.setdefault("; ".join(why), []).append(_short(name))
-    notes += "".join(f"\nNo number for {_listed(names)}: {why}.\n" for why, names in unable.items())
-    return "".join(f"| {' | '.join(line)} |\n" for line in table) + notes
+    return "".join(f"\nNo number for {_listed(names)}: {why}.\n" for why, names in unable.items())
 
 
 def _order(provider: str) -> tuple[bool, bool, bool]:
@@ -183,16 +200,27 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+MODES = {
+    FORWARD_BACKWARD: "forward and backward",
+    FORWARD: "forward",
+    HESSIAN_PRODUCT: "value, gradient and Hessian-vector product",
+    EXPECTED_COST: "expected cost and its gradient",
+}
+
+
 def constants(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
-    """The sizes that are the same in every row of `compact`, for its caption."""
+    """What is the same in every row of `compact`, to end its caption: mode, type and sizes."""
     chosen = _chosen(rows, suite, metric, device)
-    same = [s for s in _SIZES if len({row[s] for row in chosen}) == 1]
-    return _words(same, [chosen[0][s] for s in same])
+    same = {s: chosen[0][s] for s in _SIZES if len({row[s] for row in chosen}) == 1}
+    mode = same.pop("mode", "")
+    words = [MODES[mode]] if mode and not metric.endswith("error") else []
+    words += [same.pop("dtype")] if "dtype" in same else []
+    sizes = _words(list(same), list(same.values()))
+    return "".join(f", {word}" for word in words) + (f"; {sizes}" if sizes else "")
 
 
 def _chosen(rows: Sequence[Row], suite: str, metric: str, device: str) -> list[Row]:
-    if suite != "targets":
-        rows = like_for_like(rows)
+    rows = like_for_like(rows)
     chosen = [r for r in rows if (r["suite"], r["device"], r["metric"]) == (suite, device, metric)]
     if not chosen:
         raise ValueError(f"no {metric} of suite {suite} on {device!r} in the results.")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -33,7 +34,8 @@ from benchmarks import cases, records, tables  # noqa: E402
 from benchmarks.providers import OURS_COST, OURS_FUSED  # noqa: E402
 from benchmarks.records import Row  # noqa: E402
 from benchmarks.scale import SHARED, WITHOUT_CELLS  # noqa: E402
-from softdtw_cuda._problem import NO_BAND  # noqa: E402
+from softdtw_cuda._backends import backend, dual_backend  # noqa: E402
+from softdtw_cuda._problem import NO_BAND, Direction, Problem  # noqa: E402
 from softdtw_cuda._tiles import divide, square_tiles  # noqa: E402
 
 PLOTS = DOCS / "assets" / "benchmarks"
@@ -49,8 +51,8 @@ _SUITE_TITLES = {
     "paper": "The paper's grid",
     "lengths": "Against length",
     "dimensions": "Against the number of features",
-    "extensions": "Long, wide, many, narrow types, bands, lengths",
-    "targets": "This library alone, and the host's time of a call",
+    "extensions": "Extended cases",
+    "targets": "This library alone, and host overhead of a call",
     "second_order": "Second order",
     "accuracy": "Relative error of the float32 gradient",
 }
@@ -69,8 +71,8 @@ _PLOT_TITLES = {
     "accuracy": "Relative error of the float32 gradient against float64",
     "roofline": "Cells per second against the limit of the hardware",
     "throughput": "Cells per second with many pairs, and the limit of the hardware",
-    "second_order_errors": "Relative error of second order against float64",
-    "second_order": "Time of second order",
+    "second-order-errors": "Relative error of second order against float64",
+    "second-order": "Time of second order",
     "clustering": "Time of all pairs and k-means beside other libraries",
 }
 
@@ -84,8 +86,33 @@ _PLOT_SUITES = {
 """Suites of the plots that compare libraries."""
 
 
+CHANGED = {True: "2026-11-16", False: "2026-11-18"}
+"""Up to which day figures of this library are of an earlier version, on a GPU and on a CPU: commit 8faaa0b
+replaced what the host does for a call on a GPU, 7c02324 the tiles of the CPU. Figures of GPU kernels that
+were replaced are not kept at all."""
+
+
 def _is_gpu(device: str) -> bool:
     return "nvidia" in device.lower()
+
+
+def _rows() -> list[Row]:
+    """Of every table of `python -m benchmarks`, for readers."""
+    return records.newest(records.read_folder(records.RESULTS))
+
+
+def _reservation(rows: Sequence[Row], runs: int = 1) -> str:
+    """What to know about figures of one device that are not those of one run of the present code."""
+    changed = CHANGED[_is_gpu(rows[0]["device"])]
+    days = sorted({row["date"] for row in rows if _is_ours(row) and row["date"] <= changed})
+    when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
+    text = f" This library's figures of {when} are of an earlier version." if days else ""
+    return text + (" To be measured again before the release." if days or runs > 1 else "")
+
+
+def _is_ours(row: Row) -> bool:
+    """Whether the row is of this library; those of most single benchmarks have no other."""
+    return row.get("provider", OURS_FUSED) in (OURS_FUSED, OURS_COST)
 
 
 def devices(rows: Sequence[Row]) -> list[str]:
@@ -106,47 +133,62 @@ SEPARATE_RUNS = {
 def _origin(rows: Sequence[Row]) -> str:
     """Where, when, with what and by which command rows were measured; each run where there were several."""
     device = "/".join(dict.fromkeys(row["device"] for row in rows))
-    torch = "/".join(sorted({row["torch"] for row in rows if row["torch"]}))
+    version = "/".join(sorted({row["torch"] for row in rows if row["torch"]}))
     runs = records.runs(rows)
     if len(runs) == 1:
         date, command = runs[0]
-        return f"{device}, torch {torch}, {date}, one run: `{command}`."
-    lines = [f"{device}, torch {torch}. **Separate runs**, not measured side by side:", ""]
+        return f"{device}, torch {version}, {date}, one run: `{command}`.{_reservation(rows)}"
+    reservation = _reservation(rows, len(runs))
+    lines = [f"{device}, torch {version}. **Separate runs**, not measured side by side.{reservation}", ""]
     for run in runs:
         who = dict.fromkeys(row["provider"] for row in rows if (row["date"], row["command"]) == run)
         lines.append(f"- {', '.join(who)}: {run[0]}, `{run[1]}`")
     return "\n".join(lines)
 
 
+def _single_origin(rows: Sequence[Row], versions: str = "") -> str:
+    """The same for the file of one benchmark, which is one run or a few of them."""
+    runs = dict.fromkeys(
+        ", ".join(filter(None, (row.get("versions", versions), row["date"]))) + f": `{row['command']}`"
+        for row in rows
+    )
+    return f"{rows[0]['device']}, {'; '.join(runs)}.{_reservation(rows)}\n"
+
+
 def published() -> Iterator[tuple[str, str, list[Row]]]:
     """Suite, device and rows of every table that pages show."""
-    rows = records.read_folder(records.RESULTS)
+    rows = _rows()
     for suite, device in dict.fromkeys((row["suite"], row["device"]) for row in rows):
         yield suite, device, [row for row in rows if (row["suite"], row["device"]) == (suite, device)]
 
 
-def _table(rows: Sequence[Row], suite: str, metric: str, device: str) -> str:
+def _table(
+    rows: Sequence[Row], suite: str, metric: str, device: str, reasons: list[str] | None = None
+) -> str:
     """A caption and a table, or nothing where nothing was measured."""
     try:
         same = tables.constants(rows, suite, metric, device)
         unit = f" in {tables.UNITS[metric]}" if tables.UNITS[metric] else ""
-        caption = f"{_METRICS[metric]}{unit}" + (f"; {same}" if same else "")
-        return f"{caption}:\n\n{tables.compact(rows, suite, metric, device)}"
+        table = tables.compact(rows, suite, metric, device, reasons)
+        return f"{_METRICS[metric]}{unit}{same}:\n\n{table}"
     except ValueError:
         return ""
 
 
 def _plots(device: str, kinds: Sequence[str]) -> Iterator[str]:
-    """Pictures of this device whose name begins with one of the kinds, in that order, as the site refers to
-    them; where the lines come from separate runs, a caption says so."""
-    slug = records.slug(device)
+    """The device's pictures of these kinds, in that order, as the site refers to them.
+
+    Where the lines come from separate runs, or from an earlier version, a caption says so.
+    """
     for kind in kinds:
-        for path in sorted(PLOTS.glob(f"{kind}*-{slug}.png")):
-            suite = _PLOT_SUITES.get(path.stem.removesuffix(f"-{slug}"))
-            drawn = [rows for name, where, rows in published() if (name, where) == (suite, device)]
-            yield f"![{_plot_title(path)}, {device}](assets/benchmarks/{path.name})\n"
-            if drawn and len(records.runs(drawn[0])) > 1:
-                yield f"*{device}, {_days(drawn[0])}.*\n"
+        path = PLOTS / f"{kind}-{records.slug(device)}.png"
+        if not path.exists():
+            continue
+        yield f"![{_PLOT_TITLES[kind]}, {device}](assets/benchmarks/{path.name})\n"
+        drawn = [row for row in _rows() if (row["suite"], row["device"]) == (_PLOT_SUITES.get(kind), device)]
+        reservation = _reservation(drawn, len(records.runs(drawn))) if drawn else ""
+        if reservation:
+            yield f"*{device}, {_days(drawn)}.{reservation}*\n"
 
 
 def _largest_batch(rows: Sequence[Row]) -> list[Row]:
@@ -156,7 +198,7 @@ def _largest_batch(rows: Sequence[Row]) -> list[Row]:
 
 def _paper_grid(metric: str) -> Iterator[tuple[str, str]]:
     """Each device with its table of the paper's sizes at the larger batch."""
-    rows = records.read_folder(records.RESULTS)
+    rows = _rows()
     for device in devices(rows):
         here = [row for row in rows if row["suite"] == "paper" and row["device"] == device]
         table = _table(_largest_batch(here), "paper", metric, device) if here else ""
@@ -168,7 +210,7 @@ def speed() -> str:
     """Plots and a table of time for every device."""
     parts = []
     tables_of = dict(_paper_grid("time"))
-    for device in devices(records.read_folder(records.RESULTS)):
+    for device in devices(_rows()):
         shown = list(_plots(device, ("lengths", "dimensions", "long", "batch", "roofline")))
         shown += [tables_of[device]] if device in tables_of else []
         if shown:
@@ -177,31 +219,55 @@ def speed() -> str:
 
 
 def memory() -> str:
-    """A table of memory for every device."""
-    parts = [f"### {device}\n\n{table}" for device, table in _paper_grid("memory")]
+    """A table of memory for every GPU. (That of a CPU comes in pages: `saved` has what is exact.)"""
+    parts = [f"### {device}\n\n{table}" for device, table in _paper_grid("memory") if _is_gpu(device)]
     return "\n".join(parts) or NOT_YET
 
 
+SAVED_LENGTHS = (64, 128, 256, 300, 512, 1024, 4096)
+
+
+def saved() -> str:
+    """What a forward on the CPU saves for its backward, as the backend computes it before it allocates."""
+    body = []
+    for length in SAVED_LENGTHS:
+        x = torch.empty(8, length, 64, device="meta")
+        problem = Problem(x, x, None, None, 1.0, NO_BAND, need_x=True, need_y=True)
+        sizes = [
+            backend("cpu").state_bytes(problem),
+            dual_backend("cpu").expected_state_bytes(problem, Direction("position")),
+            4 * 8 * length**2,
+        ]
+        body.append([str(length), *(f"{size / 2**20:.3g}" for size in sizes)])
+    header = ["L", "first order", "second order", "one N×M table"]
+    caption = "On the CPU, in MiB; float32, B = 8, D = 64, gradients of both sides"
+    return f"{caption}:\n\n{_markdown(header, body, '--:')}"
+
+
 def results() -> str:
-    """Every suite and device, a table for each metric."""
+    """Every suite and device, a table for each metric; notes and runs once for a device."""
     parts = []
-    rows = records.read_folder(records.RESULTS)
+    rows = _rows()
     for device in devices(rows):
-        shown = []
+        here = [row for row in rows if row["device"] == device and row["suite"] in _SUITE_TITLES]
+        able = {row["provider"] for row in here if row["status"] == "ok"}
+        shown: list[str] = []
+        reasons: list[str] = []
         for suite, title in _SUITE_TITLES.items():
-            here = [row for row in rows if row["suite"] == suite and row["device"] == device]
-            parts_of = [here]
+            mine = [row for row in here if row["suite"] == suite and row["provider"] in able]
+            parts_of = [mine]
             if suite == "accuracy":  # a table for each D, or it would be wider than a phone
                 parts_of = [
-                    [row for row in here if row["D"] == d]
-                    for d in sorted({row["D"] for row in here}, key=int)
+                    [row for row in mine if row["D"] == d]
+                    for d in sorted({row["D"] for row in mine}, key=int)
                 ]
-            found = [_table(part, suite, metric, device) for part in parts_of for metric in _METRICS]
+            found = [_table(part, suite, metric, device, reasons) for part in parts_of for metric in _METRICS]
             found = list(filter(None, found))
             if found:
-                shown.append("\n".join([f"### {title}, {device}\n", *found, f"{_origin(here)}\n"]))
+                shown.append("\n".join([f"### {title}, {device}\n", *found]))
         if shown:
-            parts += [f"## {device}\n", *shown]
+            below = tables.notes(reasons) + tables.no_numbers(here)
+            parts += [f"## {device}\n", *shown, f"### Notes, {device}\n{below}\n{_origin(here)}\n"]
     return "\n".join(parts) or NOT_YET
 
 
@@ -209,7 +275,7 @@ def targets() -> str:
     """Performance targets of the GPU kernels, and what was measured."""
     rows = [
         row
-        for row in records.read_folder(records.RESULTS)
+        for row in _rows()
         if (row["suite"], row["provider"], row["dtype"]) == ("targets", "this library (fused)", "float32")
         and _is_gpu(row["device"])
         and row["status"] == "ok"
@@ -228,16 +294,51 @@ def targets() -> str:
         body.append([*map(str, size), f"{time:.3g} ms", *verdicts])
     host = next(value for (metric, *_), value in found.items() if metric == "host time")
     return (
-        f"{_markdown(['B', 'L', 'D', 'measured', 'limit', 'aim'], body)}\n"
-        f"The host alone, at B = 16, L = 64, D = 8, values not reduced: {host:.3g} ms.\n\n{_origin(rows)}\n"
+        f"{_markdown(['B', 'L', 'D', 'measured', 'required', 'target'], body)}\n"
+        f"Host overhead of an eager call without reduction, B = 16, L = 64, D = 8: {host:.3g} ms.\n\n"
+        f"{_origin(rows)}\n"
     )
 
 
-def throughput() -> str:
-    """Gcells/s with many pairs, a row for each length and pass, features across."""
+def host_time() -> str:
+    """Ratios of benchmarks/host_time.py on GPUs."""
     rows = [
         row
-        for row in records.read_folder(records.RESULTS)
+        for path in sorted(records.RESULTS.glob("host-time-*.csv"))
+        for row in records.read_any(path)
+        if _is_gpu(row["device"])
+    ]
+    if not rows:
+        return "*Not measured yet: `python -m benchmarks.host_time --write`.*\n"
+    body = [
+        [
+            row["call"].replace("_", " "),
+            f"{float(row['ratio']):.2f}",
+            row["microseconds"],
+            row["torch_microseconds"],
+        ]
+        for row in rows
+    ]
+    header = ["call", "ratio", "this library, µs", "torch's sum, µs"]
+    return f"{_markdown(header, body)}\n{_single_origin(rows)}"
+
+
+def scale_targets() -> str:
+    """Whole jobs on a GPU beside their targets."""
+    rows = [row for row in _scale_rows() if row["target"]]
+    body = [
+        [f"{row['job']}: `{row['route']}`", row["seconds"], row["required"], row["target"]] for row in rows
+    ]
+    if not rows:
+        return NOT_YET
+    return f"{_markdown(['job', 'measured, s', 'required, s', 'target, s'], body)}\n{_single_origin(rows)}"
+
+
+def throughput() -> str:
+    """Gcells/s with many pairs, a table for each pass: features down, lengths across."""
+    rows = [
+        row
+        for row in _rows()
         if (row["suite"], row["provider"], row["metric"]) == ("throughput", "this library (fused)", "time")
         and _is_gpu(row["device"])
         and row["status"] == "ok"
@@ -248,11 +349,15 @@ def throughput() -> str:
     parts = []
     for mode in (cases.FORWARD, cases.FORWARD_BACKWARD):
         body = []
-        for length, batch in cases.THROUGHPUT_BATCH.items():
-            times = [found.get((mode, length, d)) for d in cases.THROUGHPUT_DIMS]
-            speeds = ["–" if time is None else f"{batch * length**2 / time / 1e6:.0f}" for time in times]
-            body.append([str(length), *speeds])
-        header = ["L \\ D", *map(str, cases.THROUGHPUT_DIMS)]
+        for d in cases.THROUGHPUT_DIMS:
+            speeds = [
+                f"{batch * length**2 / found[mode, length, d] / 1e6:.0f}"
+                if (mode, length, d) in found
+                else "–"
+                for length, batch in cases.THROUGHPUT_BATCH.items()
+            ]
+            body.append([str(d), *speeds])
+        header = ["D", *(f"L = {length}" for length in cases.THROUGHPUT_BATCH)]
         parts.append(f"{mode.replace('+', ' and ').capitalize()}:\n\n{_markdown(header, body, '--:')}\n")
     pairs = ", ".join(f"{batch} of L = {length}" for length, batch in cases.THROUGHPUT_BATCH.items())
     pictures = "".join(f"{each}\n" for each in _plots(rows[0]["device"], ("throughput",)))
@@ -262,18 +367,20 @@ def throughput() -> str:
 def second_order() -> str:
     """Error and time of second order on every device; nothing where neither was measured."""
     parts = [_second_order_errors(path) for path in sorted(records.RESULTS.glob("error_budget_second_*.csv"))]
-    rows = [row for row in records.read_folder(records.RESULTS) if row["suite"] == "second_order"]
+    rows = [row for row in _rows() if row["suite"] == "second_order"]
     for device in devices(rows):
         here = [row for row in rows if row["device"] == device]
         parts += [
             f"### {device}\n",
-            *(each for each in _plots(device, ("second_order",)) if "errors" not in each),
+            *_plots(device, ("second-order",)),
         ]
         for mode in dict.fromkeys(row["mode"] for row in here):
             mine = [row for row in here if row["mode"] == mode]
             table = _table(mine, "second_order", "time", device)
             parts += [table] if table else []
         parts.append(f"{_origin(here)}\n")
+    if not any(_is_gpu(row["device"]) for row in rows):
+        parts.append("*Times on a GPU are to be measured before the release.*\n")
     return "\n".join(parts)
 
 
@@ -295,23 +402,23 @@ def _second_order_errors(path: Path) -> str:
         "L",
         "cases",
         "product, median",
-        "largest",
+        "product, largest",
         "⟨E, Ω⟩, median",
-        "largest",
-        "of its budget",
+        "⟨E, Ω⟩, largest",
+        "share of budget",
         "over",
     ]
     sizes, gammas = (sorted({float(row[column]) for row in rows}) for column in ("d", "gamma"))
     return "\n".join(
         [
             f"### Error, {device}\n",
-            *_plots(device, ("second_order_errors",)),
+            *_plots(device, ("second-order-errors",)),
             "Relative errors, in norm, of Hessian-vector products and of gradients of the position's "
             "expected cost; the largest share of a case's budget, and how many cases are over theirs. "
             f"D from {sizes[0]:g} to {sizes[-1]:g}, γ from {gammas[0]:g} to {gammas[-1]:g}, N = M and N > M, "
             "with and without an offset of 1000:\n",
             _markdown(header, body, "--:"),
-            f"{device}, torch {rows[0]['torch']}, {rows[0]['date']}: `{rows[0]['command']}`.\n",
+            _single_origin(rows, f"torch {rows[0]['torch']}"),
         ]
     )
 
@@ -343,11 +450,10 @@ def cpu_targets() -> str:
     variants = sorted({variant for cells in bands.values() for variant in cells}, key="band".__eq__)
     banded = [[*key, *(cells.get(variant, "–") for variant in variants)] for key, cells in bands.items()]
     titles = ["band of L/10" if variant == "band" else "no band" for variant in variants]
-    first = rows[0]
     return (
         f"Forward and backward:\n\n{_markdown(['size', *names], lines)}\n{_many_pairs_on_cpu(rows)}"
         f"With a band, CPU time in ms at L = 2048:\n\n{_markdown(['B', 'D', 'pass', *titles], banded)}\n"
-        f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
+        f"{_single_origin(rows)}"
     )
 
 
@@ -369,19 +475,20 @@ def _many_pairs_on_cpu(rows: Sequence[Row]) -> str:
         for (b, n, d), found in times.items() if (theirs, both) in found
     ]  # fmt: skip
     sizes = list(dict.fromkeys((b, n) for b, n, _ in times))
-    dims = sorted({d for *_, d in times})
+    passes = [(metric, b, n) for metric in ("forward", both) for b, n in sizes]
     speeds = [
-        [name, f"{b} of {n}", *(f"{b * n * n / times[b, n, d][ours, metric] / 1e6:.2g}" for d in dims)]
-        for name, metric in (("forward", "forward"), ("forward and backward", both))
-        for b, n in sizes
+        [str(d), *(f"{b * n * n / times[b, n, d][ours, metric] / 1e6:.2g}" for metric, b, n in passes)]
+        for d in sorted({d for *_, d in times})
     ]
+    header = ["D", *(f"{'forward' if metric == 'forward' else 'both'}, L = {n}" for metric, _, n in passes)]
+    pairs = " and ".join(f"{b} pairs of L = {n}" for b, n in sizes)
     peaks = {row["metric"]: f"{float(row['value']):.0f}" for row in rows if row["benchmark"] == "machine"}
     return (
         f"Many pairs, forward and backward:\n\n"
-        f"{_markdown(['size', 'this library', 'pysdtw', 'times'], beside)}\n"
+        f"{_markdown(['size', 'this library', 'pysdtw', 'ratio'], beside)}\n"
         + "".join(f"{each}\n" for each in _plots(rows[0]["device"], ("throughput",)))
-        + "Gcells/s of this library, features across:\n\n"
-        f"{_markdown(['pass', 'pairs of length', *map(str, dims)], speeds)}\n"
+        + f"Gcells/s of this library, forward and both passes, {pairs}:\n\n"
+        f"{_markdown(header, speeds, '--:')}\n"
         f"The machine: {peaks['multiply-adds']}·10⁹ multiply-adds a second, {peaks['instructions']}·10⁹ "
         f"lanes of vector instructions, {peaks['memory']} GB/s copied.\n\n"
     )
@@ -389,7 +496,7 @@ def _many_pairs_on_cpu(rows: Sequence[Row]) -> str:
 
 def accuracy() -> str:
     """Gradient errors of every provider and device: the plot, and the longest series of the most features."""
-    rows = records.read_folder(records.RESULTS)
+    rows = _rows()
     parts = []
     for device in devices(rows):
         here = [row for row in rows if row["suite"] == "accuracy" and row["device"] == device]
@@ -416,7 +523,7 @@ def _gpu_throughput() -> dict[tuple[int, int], float]:
     """Cells per second of the forward pass with many pairs, by length and features."""
     return {
         (int(row["N"]), int(row["D"])): int(row["B"]) * int(row["N"]) ** 2 / (float(row["p50"]) * 1e-3)
-        for row in records.read_folder(records.RESULTS)
+        for row in _rows()
         if (row["suite"], row["metric"], row["mode"]) == ("throughput", "time", cases.FORWARD)
         and (row["provider"], row["device"]) == ("this library (fused)", "NVIDIA H200")
         and row["status"] == "ok"
@@ -433,7 +540,7 @@ def _modelled(row: Row) -> str:
 
 
 def scale() -> str:
-    """Whole jobs on every device: targets, model, measurement."""
+    """Whole jobs on every device: model and measurement."""
     parts = []
     rows = [row for row in _scale_rows() if row["processes"] == "1" and row["job"] != SHARED.name]
     for device in dict.fromkeys(row["device"] for row in rows):
@@ -443,11 +550,9 @@ def scale() -> str:
             rate = f"{int(row['cells']) / float(row['seconds']) / 1e9:.0f}" if row["cells"] != "0" else "–"
             mark = "" if row["share"] == "1" else f" (from {float(row['share']):.0%} of the queries)"
             size = f"{row['job']}, {row['steps']} steps, D = {row['features']}: `{row['route']}`"
-            targets = [row["must"] or "–", row["aim"] or "–"]
-            body.append([size, *targets, _modelled(row), row["seconds"] + mark, rate])
-        header = ["job", "must, s", "aim, s", "model, s", "measured, s", "Gcells/s"]
-        runs = dict.fromkeys(f"{row['date']}, {row['versions']}: `{row['command']}`" for row in here)
-        parts.append(f"### {device}\n\n{_markdown(header, body)}\n{'; '.join(runs)}.\n")
+            body.append([size, _modelled(row), row["seconds"] + mark, rate])
+        header = ["job", "model, s", "measured, s", "Gcells/s"]
+        parts.append(f"### {device}\n\n{_markdown(header, body)}\n{_single_origin(here)}")
     if not any(_is_gpu(row["device"]) for row in rows):
         parts.insert(0, "*Not measured on a GPU yet: `python -m benchmarks.scale --write` there.*\n")
     return "\n".join(parts)
@@ -476,7 +581,7 @@ def scale_processes() -> str:
         f"{_markdown(header, body, '--:')}\n"
         f"{first['job'].capitalize()} of {SHARED.steps} steps, one thread a process; CPU time of the busiest "
         f"process, the least of {first['runs']} runs. Rest: as many series of {WITHOUT_CELLS.steps} steps. "
-        f"{first['device']}, {first['date']}: `{first['command']}`.\n"
+        f"{_single_origin(rows)}"
     )
 
 
@@ -500,18 +605,9 @@ def clustering() -> str:
             ratio = float(row["seconds"]) / float(own["seconds"])
             times = [row["seconds"], row["cpu_seconds"], "–" if row is own else f"{ratio:.3g}×"]
             body.append([method, *times, *([row["inertia"]] if has_inertia else [])])
-        header = [
-            "",
-            "time, s",
-            "CPU time, s",
-            "as long as the first row",
-            *(["inertia"] if has_inertia else []),
-        ]
+        header = ["method", "time, s", "CPU time, s", "relative time", *(["inertia"] if has_inertia else [])]
         parts.append(f"{job}:\n\n{_markdown(header, body, '--:')}\n")
-    first = rows[0]
-    return (
-        "".join(parts) + f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
-    )
+    return "".join(parts) + _single_origin(rows)
 
 
 def _real_series_rows() -> list[Row]:
@@ -522,64 +618,57 @@ def _real_series_rows() -> list[Row]:
 
 
 def real_series() -> str:
-    """Scores and seconds on every UCR set (benchmarks/ucr.py), a line a measure, a column a gamma."""
+    """Scores and seconds on every UCR set (benchmarks/ucr.py)."""
     rows = _real_series_rows()
     if not rows:
         return NOT_YET
-    gammas = sorted({row["gamma"] for row in rows if row["gamma"]}, key=float)
-    header = ["task", "measure", *(_gamma_name(gamma) for gamma in gammas)]
     parts = []
     for name, sizes in dict.fromkeys((row["set"], row["sizes"]) for row in rows):
-        body = []
-        for task in ("1-NN", "nearest centroid", "k-means"):
-            here = [row for row in rows if (row["set"], row["task"]) == (name, task)]
-            for method in dict.fromkeys(row["method"] for row in here):
-                mine = {row["gamma"]: row for row in here if row["method"] == method}
-                cells = [_score_cell(mine.get(gamma)) for gamma in gammas]
-                if "" in mine:  # DTW has no gamma: its one result stands in the first column
-                    cells[0] = _score_cell(mine[""])
-                body.append([task, method, *cells])
-        parts.append(f"### {name}\n\n{sizes}:\n\n{_markdown(header, body)}\n")
-    first = rows[0]
-    return (
-        "".join(parts) + f"{first['device']}, {first['versions']}, {first['date']}: `{first['command']}`.\n"
-    )
+        here = [row for row in rows if row["set"] == name]
+        parts.append(f"### {name}\n\n{sizes}:\n\n{_by_gamma(here, lambda found: _score_cell(found[0]))}\n")
+    return "".join(parts) + _single_origin(rows)
 
 
-def _score_cell(row: Row | None) -> str:
-    if row is None:
-        return "–"
+def _by_gamma(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
+    """Two tables: a column a gamma, and below it DTW and Soft-DTW at a gamma so small that it is DTW."""
+    limits = ("", "1e-06")
+    gammas = sorted({row["gamma"] for row in rows} - {*limits}, key=float)
+    soft, hard = [], []
+    tasks = ("1-NN", "nearest centroid", "k-means")
+    for task, method in sorted(
+        dict.fromkeys((row["task"], row["method"]) for row in rows), key=lambda each: tasks.index(each[0])
+    ):
+        mine = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+        found = [[row for row in mine if row["gamma"] == gamma] for gamma in gammas]
+        if any(found):
+            soft.append([task, method, *(cell(each) if each else "–" for each in found)])
+        for gamma in limits:
+            name = f"{method}, γ = 10⁻⁶" if gamma else method
+            each = [row for row in mine if row["gamma"] == gamma]
+            hard += [[task, name, cell(each)]] if each else []
+    tables = [_markdown(["task", "measure", *(f"γ = {gamma}" for gamma in gammas)], soft)] if soft else []
+    tables += [_markdown(["task", "measure", "score"], hard)] if hard else []
+    return "\n".join(tables)
+
+
+def _score_cell(row: Row) -> str:
     if row["status"] != "ok":
         return row["status"]
     return f"{float(row['score']):.3f} ({float(row['seconds']):.2g} s)"
 
 
-def _gamma_name(gamma: str) -> str:
-    return "γ = 10⁻⁶, or DTW" if gamma == "1e-06" else f"γ = {gamma}"
-
-
 def real_series_means() -> str:
-    """Means over the sets of a measure's scores, a column a gamma."""
+    """Means over the sets of a measure's scores."""
     rows = [row for row in _real_series_rows() if row["status"] == "ok"]
     if not rows:
         return NOT_YET
     sets = len({row["set"] for row in rows})
-    gammas = sorted({row["gamma"] for row in rows if row["gamma"]}, key=float)
-    body = []
-    for task in ("1-NN", "nearest centroid", "k-means"):
-        here = [row for row in rows if row["task"] == task]
-        for method in dict.fromkeys(row["method"] for row in here):
-            cells = []
-            for column, gamma in enumerate(gammas):
-                wanted = ("", gamma) if column == 0 else (gamma,)
-                scores = [
-                    float(row["score"]) for row in here if row["method"] == method and row["gamma"] in wanted
-                ]
-                mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
-                cells.append(mean if len(scores) in (0, sets) else f"{mean} ({len(scores)} of {sets} sets)")
-            body.append([task, method, *cells])
-    table = _markdown(["task", "measure", *(_gamma_name(gamma) for gamma in gammas)], body)
-    return f"{table}\nMeans over {sets} sets.\n"
+
+    def mean(found: Sequence[Row]) -> str:
+        value = f"{sum(float(row['score']) for row in found) / len(found):.3f}"
+        return value if len(found) == sets else f"{value} ({len(found)} of {sets} sets)"
+
+    return f"{_by_gamma(rows, mean)}\nMeans over {sets} sets.\n"
 
 
 def lower_bound() -> str:
@@ -660,7 +749,7 @@ def log_space() -> str:
 
 def readme() -> str:
     """The README's table: three lengths, time only, beside the others."""
-    paper = _most_telling(records.read_folder(records.RESULTS), "paper")
+    paper = _most_telling(_rows(), "paper")
     if not paper:
         return NOT_YET
     paper = _largest_batch(paper)
@@ -668,12 +757,13 @@ def readme() -> str:
     paper = [row for row in paper if row["N"] in (lengths[0], lengths[len(lengths) // 3], lengths[-1])]
     paper = [row for row in paper if row["provider"] != OURS_COST]
     device = paper[0]["device"]
-    return f"{_table(paper, 'paper', 'time', device)}\n{device}, {_days(paper)}.\n"
+    reservation = _reservation(paper, len(records.runs(paper)))
+    return f"{_table(paper, 'paper', 'time', device)}\n{device}, {_days(paper)}.{reservation}\n"
 
 
 def landing() -> str:
     """The landing page's number: the largest problem of the paper's grid, by this library."""
-    paper = _most_telling(records.read_folder(records.RESULTS), "paper")
+    paper = _most_telling(_rows(), "paper")
     times = [
         row
         for row in tables.like_for_like(paper)
@@ -708,10 +798,6 @@ def _most_telling(rows: Sequence[Row], suite: str) -> list[Row]:
     return [row for row in found if row["provider"] in able]
 
 
-def _plot_title(path: Path) -> str:
-    return next((text for name, text in _PLOT_TITLES.items() if path.name.startswith(name)), path.stem)
-
-
 def _markdown(header: Sequence[str], body: Sequence[Sequence[str]], rule: str = "---") -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, [rule] * len(header), *body))
 
@@ -719,8 +805,11 @@ def _markdown(header: Sequence[str], body: Sequence[Sequence[str]], rule: str = 
 FIGURES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "memory": memory,
+    "saved": saved,
     "results": results,
     "targets": targets,
+    "host-time": host_time,
+    "scale-targets": scale_targets,
     "throughput": throughput,
     "second-order": second_order,
     "cpu-targets": cpu_targets,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import itertools
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import cpu_targets, plots, records, scale, tables
+from benchmarks import cpu_targets, plots, records, release, scale, tables
 from benchmarks.__main__ import command_line, main, parser
 from benchmarks.bounds import GPUS, Cpu, least_cpu_seconds, least_seconds
 from benchmarks.cases import (
@@ -26,6 +28,7 @@ from benchmarks.cases import (
     Case,
     cases_of,
 )
+from benchmarks.error_budget import KEY, Errors, row_of
 from benchmarks.plots import _apart
 from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
 from benchmarks.runner import Runner, Settings
@@ -164,6 +167,27 @@ def test_files_with_other_columns_are_left_alone(tmp_path: Path) -> None:
     assert other.read_text() == "a,b\n1,2\n"
 
 
+def test_of_a_case_in_two_suites_the_later_figures_count() -> None:
+    old, new = {"date": "2026-11-16"}, {"date": "2026-11-18"}
+    rows = [
+        row(**old, p50="1"), row(**old, metric="time, eager", p50="2"), row(**old, metric="memory", p50="3"),
+        row(**old, N="128", p50="4"), row(**old, provider="other", p50="5"),
+        row(suite="targets", **new, p50="6"), row(suite="targets", **new, metric="time, eager", p50="7"),
+        row(suite="paper", **old, p50="8"),
+    ]  # fmt: skip
+    shown = [(r["suite"], r["metric"], r["p50"], r["date"]) for r in records.newest(rows)]
+    assert shown == [
+        ("lengths", "time", "6", "2026-11-18"),
+        ("lengths", "time, eager", "7", "2026-11-18"),
+        # The later run has no figure of memory, and an older one must not stand beside its times.
+        ("lengths", "time", "4", "2026-11-16"),
+        ("lengths", "time", "5", "2026-11-16"),
+        ("targets", "time", "6", "2026-11-18"),
+        ("targets", "time, eager", "7", "2026-11-18"),
+        ("paper", "time", "6", "2026-11-18"),
+    ]
+
+
 def test_quantiles() -> None:
     samples = torch.rand(37, dtype=torch.float64).tolist()
     expected = torch.quantile(
@@ -256,10 +280,9 @@ def test_two_peers_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_command_hides_folders() -> None:
-    given = ["run", "--peer", "BGU=/a/b", "--peer=X=/c", "--output", "/d", "--seconds", "1"]
-    assert command_line(given) == (
-        "python -m benchmarks run --peer BGU=PATH --peer=X=PATH --output PATH --seconds 1"
-    )
+    given = ["run", "--peer", "BGU=/a/b", "--peer=X=/c", "--output", "/d", "--resume", "--seconds", "1"]
+    assert command_line(given) == "python -m benchmarks run --peer BGU=PATH --peer=X=PATH --seconds 1"
+    assert command_line([*given, "--no-progress", "--output=/e"]) == command_line(given)
 
 
 # Failures are rows
@@ -392,7 +415,7 @@ def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFix
     results(tmp_path)
     assert main(["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
     names = {path.name for path in (tmp_path / "plots").iterdir()}
-    h200 = ("roofline", "throughput", "second_order", "second_order_errors")
+    h200 = ("roofline", "throughput", "second-order", "second-order-errors")
     stems = ("lengths-test-device", "accuracy-test-device", *(f"{name}-nvidia-h200" for name in h200))
     assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".png", ".svg")}
     svg = (tmp_path / "plots" / "lengths-test-device.svg").read_text()
@@ -402,7 +425,7 @@ def test_plots_come_from_the_csv_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(capsys.readouterr().out.splitlines()) == 2 * len(stems)
     # 512 pairs of 1024 steps in 10 ms: 5.4e10 cells a second, of at most 1.5e12 by instructions.
     assert ">3%<" in (tmp_path / "plots" / "throughput-nvidia-h200.svg").read_text()
-    assert "philtorch" in (tmp_path / "plots" / "second_order-nvidia-h200.svg").read_text()
+    assert "philtorch" in (tmp_path / "plots" / "second-order-nvidia-h200.svg").read_text()
 
 
 def test_throughput_of_a_cpu_stands_beside_what_its_loops_reach(tmp_path: Path) -> None:
@@ -465,8 +488,8 @@ def test_lines_on_each_other_are_named(tmp_path: Path) -> None:
         numbers = dict.fromkeys(("p20", "p50", "p80"), str(value))
         return [row(**sizes, **numbers, provider=provider, gamma=gamma) for gamma in ("0.1", "1")]
 
-    same = [*curve("BGU (fused)", 1e-3), *curve("pysdtw", 1.1e-3)]
-    for rows, named in ((same, True), ([*same[:2], *curve("pysdtw", 1e-1)], False)):
+    same = [*curve(OURS_FUSED, 1e-7), *curve("BGU (fused)", 1e-3), *curve("pysdtw", 1.1e-3)]
+    for rows, named in ((same, True), ([*same[:4], *curve("pysdtw", 1e-1)], False)):
         plots.draw_all(rows, tmp_path)
         drawn = (tmp_path / "accuracy-test-device.svg").read_text()
         assert (">on one line:<" in drawn and ">BGU (fused), pysdtw<" in drawn) == named
@@ -485,6 +508,46 @@ def test_who_cannot_run_a_suite_is_no_line_of_its_plots(tmp_path: Path) -> None:
 def test_bare_plot_leaves_the_pages_pictures_alone() -> None:
     options = parser().parse_args(["plot"])
     assert "docs" not in options.output.relative_to(ROOT).parts
+
+
+def test_no_plot_without_this_library(tmp_path: Path) -> None:
+    plots.draw_all([row(provider="peer"), row(provider="peer", N="128"), row(status="oom", p50="")], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [1, 4])
+def test_second_order_has_room_for_few_sizes(sizes: int) -> None:
+    """No letters lie on others."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    rows = [
+        row(suite="second_order", mode=mode, provider=name, B=str(b), N=str(64 * b), p50=str(time * b))
+        for b in range(1, sizes + 1)
+        for mode in (*SECOND_ORDER, FORWARD_BACKWARD)
+        for name, time in ((OURS_FUSED, 1.3), ("philtorch", 2.9))
+    ]
+    with pyplot.rc_context(plots.SETTINGS):
+        figure = plots._second_order(rows, "Some device")
+        figure.draw_without_rendering()
+    texts = [each for each in figure.findobj(pyplot.Text) if each.get_visible() and each.get_text().strip()]
+    assert {"B = 1, L = 64", "this library", "time (ms)"} <= {each.get_text() for each in texts}
+    for one, other in itertools.combinations(texts, 2):
+        assert not one.get_window_extent().overlaps(other.get_window_extent()), (one, other)
+    assert len(figure.axes[-1].get_xticks()) >= 2
+    pyplot.close(figure)
+
+
+def test_limits_look_like_no_provider() -> None:
+    """A limit is a dark line; the second type of a provider is a hollow marker of its colour."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    size = {"suite": "targets", "B": "32", "N": "512", "M": "512", "D": "64", "p50": "0.3"}
+    rows = [row(**size), row(**size, dtype="bfloat16")]
+    figure = plots._roofline(rows, "NVIDIA H200")
+    colours = {line.get_color() for line in figure.axes[0].get_lines()}
+    assert colours == {plots.STYLES[OURS_FUSED][0], plots.INK, plots.PALE}
+    assert plots.INK not in {colour for colour, _ in plots.STYLES.values()}
+    faces = {line.get_markerfacecolor() for line in figure.axes[0].get_lines() if line.get_marker() == "o"}
+    assert faces == {plots.STYLES[OURS_FUSED][0], "white"}
+    pyplot.close(figure)
 
 
 def test_names_of_lines_do_not_overlap() -> None:
@@ -586,14 +649,20 @@ def test_small_run_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert one["status"] == "ok"
         assert one["command"] == (
             "python -m benchmarks run --quick --device cpu --suite dimensions --only this library "
-            "--threads 1 --seconds 0.02 --output PATH --no-progress"
+            "--threads 1 --seconds 0.02"
         )
     output = capsys.readouterr().out
     assert "### dimensions: time" in output
     (picture,) = re.findall(r"^  (.*\.png)$", output.split("pictures:")[1], re.MULTILINE)
     assert Path(picture).parent == tmp_path
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
-    assert output.splitlines()[-1].endswith(f"CSV files: {tmp_path}")
+    assert f"CSV files: {tmp_path}\n" in output
+    assert output.splitlines()[-1].startswith(f"{len(rows)} rows, 0 failures, 0 unsupported, in ")
+    assert main([*command, "--resume"]) == 0  # the same command: nothing is left
+    output = capsys.readouterr().out
+    assert "2 cases on cpu, 2 of them measured before" in output
+    assert "0 rows, " in output.splitlines()[-1]
+    assert records.read_folder(tmp_path) == rows
 
 
 def test_this_library_needs_no_path() -> None:
@@ -633,3 +702,101 @@ def test_a_share_of_a_search_is_extrapolated(monkeypatch: pytest.MonkeyPatch) ->
     (row,) = scale.run([job._replace(name="small")], "cpu", 0.1)
     assert seen == [40, 400]
     assert (row.seconds, row.share) == ("0.5", "1")
+
+
+# Everything again, before a release
+
+
+def step(part: str, *command: str, limit: float = 60.0) -> release.Step:
+    return release.Step(part, command, limit)
+
+
+def test_a_part_that_fails_or_takes_too_long_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    sleep = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")
+    todo = [
+        step("sleeps", *sleep, limit=2.0),
+        step("fails", "no_such_module"),
+        step("works", "timeit", "-n", "1", "-r", "1", "pass"),
+    ]
+    start = time.perf_counter()
+    outcomes = list(release.run(todo, 120.0, tmp_path))
+    assert time.perf_counter() - start < 60
+    assert [each.state for each in outcomes] == ["out of time (2 s)", "failed, status 1", "finished"]
+    assert "no_such_module" in outcomes[1].said
+    assert outcomes[2].said.startswith("1 loop")
+    shown = release.summary(outcomes, tmp_path).splitlines()
+    assert [line.split()[0] for line in shown[1:4]] == ["sleeps", "fails", "works"]
+    assert "0 of 0 figures of today meet their target" in shown
+
+
+def test_what_there_is_no_time_for_is_not_started(tmp_path: Path) -> None:
+    (outcome,) = release.run([step("late", "no_such_module")], 1.0, tmp_path)
+    assert outcome.state == "not started, no time left"
+    assert not outcome.is_finished
+
+
+def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    """A worker of a command that runs out of time must not go on beside the next part."""
+    (tmp_path / "starts_another.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = step("both", "cProfile", str(tmp_path / "starts_another.py"))
+    outcome = release.perform(command, 3.0, tmp_path / "log")
+    assert outcome.state == "out of time (3 s)"
+    until = time.perf_counter() + 10
+    status = Path(f"/proc/{int(outcome.said)}/stat")
+    while status.exists() and ") Z " not in status.read_text() and time.perf_counter() < until:
+        time.sleep(0.05)
+    assert not status.exists() or ") Z " in status.read_text()
+
+
+def test_missed_targets_are_named(tmp_path: Path) -> None:
+    today = datetime.date.today().isoformat()
+    size = {"suite": "targets", "B": "32", "N": "128", "M": "128", "D": "64", "date": today}
+    records.upsert(tmp_path, [row(**size, p50="0.07"), row(**size, provider=OURS_COST, p50="9")])
+    job = scale.CUDA[0]
+    about = {"date": today, "device": "Some GPU", "versions": "v", "command": "c"}
+    scale.write([scale.row_of(job, "softdtw_cdist", 1, 1.0, 1)], about, tmp_path)
+    scale.write([scale.row_of(job, "distributed.cdist", 1, 9.0, 1)], about | {"date": "2026-01-01"}, tmp_path)
+    case = Errors(8, 8, 1, 0.0, 0.1, 1e-9, 2e-5, 0.0)
+    records.replace(tmp_path / "error_budget_cuda.csv", [row_of(case, about)], KEY[:5])
+    ratio = {"call": "fixed", "ratio": "3.2", "microseconds": "1", "torch_microseconds": "1", **about}
+    records.replace(tmp_path / "host-time-some-gpu.csv", [ratio], ("call",))
+    shown = release.summary([], tmp_path)
+    assert "1 of 4 figures of today meet their target" in shown  # all pairs of 10,000 in 1.0 s
+    for missed in ("B = 32, L = 128, D = 64, ms: 0.07, target 0.06", "host time, fixed: 3.2, target 3"):
+        assert f"missed: {missed}" in shown
+    assert "missed: gradient, n = 8, m = 8, d = 1, offset = 0.0, gamma = 0.1: 2e-05, target 1e-05" in shown
+
+
+def test_the_parts_cover_every_suite_within_half_an_hour(tmp_path: Path) -> None:
+    steps = list(release.steps("cuda", ["X=PATH"], False, tmp_path))
+    suites = [word for each in steps for word in each.command if word in SUITES]
+    assert sorted(suites) == sorted(SUITES)
+    assert sum(each.limit for each in steps) <= 30 * 60
+    assert max(each.limit for each in steps) <= 10 * 60
+    assert {each.part for each in steps} >= {"errors", "second-order-errors", "jobs", "host"}
+    beside = [each for each in steps if {"paper", "lengths", "extensions", "accuracy"} & set(each.command)]
+    assert len(beside) == 3
+    for each in beside:  # the same libraries and limits
+        assert "X=PATH" in each.command
+        assert each.command[each.command.index("--limit") + 1] == "6"
+    assert main(["release", "--parts", "nonsense", "--device", "cpu"]) == 2
+
+
+@pytest.mark.slow
+def test_release_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["release", "--device", "cpu", "--quick", "--parts", "second-order", "jobs", "--minutes", "4"]
+    command += ["--output", str(tmp_path / "results"), "--logs", str(tmp_path / "logs")]
+    states = []
+    for _ in range(2):
+        status = main(command)
+        shown = capsys.readouterr().out
+        assert status == 0, shown
+        states.append({path.name: path.read_text() for path in (tmp_path / "results").glob("*.csv")})
+    assert states[0] == states[1]  # the second run measured nothing again
+    assert "0 rows, 0 failures" in shown
+    assert {"second-order", "jobs"} <= {line.split(" ")[0] for line in shown.splitlines() if line}

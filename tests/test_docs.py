@@ -1,6 +1,6 @@
 """The documentation builds strictly, its snippets run, and its figures are those of the CSV files."""
 
-# ruff: noqa: RUF001 (tables have dashes and multiplication signs)
+# ruff: noqa: RUF001 (tables have Greek letters, dashes and multiplication signs)
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ import softdtw_cuda
 from benchmarks import records, scale
 from benchmarks.plots import draw_clustering
 from softdtw_cuda import _reference, softdtw, softdtw_barycenter, softdtw_cdist
-from softdtw_cuda._problem import Problem
+from softdtw_cuda._backends import backend
+from softdtw_cuda._problem import NO_BAND, Problem
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -125,6 +126,7 @@ def check_output(name: str, output: str) -> None:
         assert moved[1] == 0.0
     elif name == "migrating.md":
         assert "tensor(-0.89" in output
+        assert "39.8896" in output  # of tslearn 0.10
     elif name == "troubleshooting.md":
         assert "x_lengths[1] is 12" in output
 
@@ -139,7 +141,7 @@ def row(**changes: str) -> records.Row:
         "mode": "forward+backward", "normalize": "False", "lengths": "full", "dtype": "float32",
         "B": "32", "N": "512", "M": "512", "D": "64", "gamma": "1.0",
         "p20": "1", "p50": "1.25", "p80": "2", "unit": "ms", "status": "ok",
-        "date": "2026-01-01", "torch": "9.9", "command": "python -m benchmarks run",
+        "date": "2026-12-01", "torch": "9.9", "command": "python -m benchmarks run",
     }  # fmt: skip
     return measured | changes
 
@@ -168,14 +170,16 @@ def test_whole_jobs_follow_the_csv(results: Path) -> None:
     records.upsert(results, [fused, fused | {"provider": "this library (cost matrix)", "p50": "0.5"}])
     large = scale.CUDA[3]
     rows = [scale.row_of(large, "softdtw_knn", 1, 20.0, 1, 0.1)]
-    scale.write(rows, "NVIDIA H200", "a command", results)
+    about = {"date": "2026-12-01", "versions": "v", "command": "a command"}
+    scale.write(rows, {**about, "device": "NVIDIA H200"}, results)
     route = "distributed.cdist"
     shown = [scale.row_of(scale.SHARED, route, n, t, 3) for n, t in ((1, 8.5), (2, 5.0))]
     shown += [scale.row_of(scale.WITHOUT_CELLS, route, n, t, 3) for n, t in ((1, 0.5), (2, 0.3))]
-    scale.write(shown, "Some CPU, 2 cores", "another", results)
+    scale.write(shown, {**about, "device": "Some CPU, 2 cores"}, results)
     cells = 100_000**2 * 128**2
     model = f"{cells / (1000 * 128**2 / 0.02e-3):.3g}"
-    assert f"| 320 | 160 | {model} | 200 (from 10% of the queries) |" in figures.scale()
+    assert f"`softdtw_knn` | {model} | 200 (from 10% of the queries) |" in figures.scale()
+    assert "`softdtw_knn` | 200 | 320 | 160 |" in figures.scale_targets()
     # 8 s of cells, of which the busier process has 50.1 %, and 0.3 s of everything else.
     assert "| 2 | 0.5010 | 0.30 | 4.31 | 5.00 | +16.1% |" in figures.scale_processes()
     assert "Not measured" not in figures.scale()
@@ -219,11 +223,14 @@ def test_real_series_follow_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_text(header + "".join(f"{line},today,Some CPU,v,c\n" for line in lines))
     table = figures.real_series()
     assert "### A\n\nsmall:\n" in table
-    assert "| 1-NN | Soft-DTW | 0.750 (1 s) | 0.500 (2 s) |" in table
-    assert "| 1-NN | DTW, aeon | not within 5 s in all | – |" in table
+    assert "| 1-NN | Soft-DTW | 0.500 (2 s) |" in table
+    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1 s) |" in table
+    assert "| 1-NN | DTW, aeon | not within 5 s in all |" in table
+    assert "– |" not in table  # DTW, which has no gamma, has a table of its own
     means = figures.real_series_means()
-    assert "| 1-NN | Soft-DTW | 0.750 (1 of 2 sets) | 0.600 |" in means
-    assert "| 1-NN | DTW, aeon | 0.750 (1 of 2 sets) | – |" in means
+    assert "| 1-NN | Soft-DTW | 0.600 |" in means
+    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1 of 2 sets) |" in means
+    assert "| 1-NN | DTW, aeon | 0.750 (1 of 2 sets) |" in means
 
 
 def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
@@ -237,7 +244,7 @@ def test_readme_prefers_a_gpu_and_follows_the_csv(results: Path) -> None:
     assert "| this library | other |" in table
     assert "| 1.25 | \u2013¹ |" in table
     assert "¹ does not fit the card's memory" in table
-    assert "NVIDIA Example, 2026-01-01, all in one run." in table
+    assert "NVIDIA Example, 2026-12-01, all in one run." in table
     assert "777" not in table
     assert "42" not in table  # time only
     records.upsert(results, [row(p50="3.5"), row(metric="memory", p50="42.5", unit="MiB")])
@@ -250,7 +257,7 @@ def test_times_beside_others_are_of_eager_calls(results: Path) -> None:
     assert "| 4 | 7 |" in figures.readme()
 
 
-@pytest.mark.parametrize("change", [{"date": "2026-01-02"}, {"command": "python -m benchmarks --limit 2"}])
+@pytest.mark.parametrize("change", [{"date": "2026-12-02"}, {"command": "python -m benchmarks --limit 2"}])
 def test_tables_of_several_runs_say_so(results: Path, change: dict[str, str]) -> None:
     records.upsert(results, [row(), row(provider="other")])
     assert "one run" in figures.readme()
@@ -261,11 +268,41 @@ def test_tables_of_several_runs_say_so(results: Path, change: dict[str, str]) ->
     assert len(records.runs(records.read_folder(results))) == 2
 
 
+def test_figures_of_an_earlier_version_say_so(results: Path) -> None:
+    old, new = figures.CHANGED[True], "2026-12-01"
+    for other, ours, said in ((new, new, False), (old, new, False), (new, old, True)):
+        records.upsert(results, [row(date=ours), row(provider="other", date=other)])
+        for page in (figures.readme(), figures.speed(), figures.results()):
+            assert (f"This library's figures of {old} are of an earlier version." in page) == said
+            assert ("To be measured again before the release." in page) == (other != ours)
+
+
+def test_notes_and_commands_of_a_device_are_said_once(results: Path) -> None:
+    launch = {"status": "error", "p50": "", "note": "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}
+    for suite in ("paper", "lengths"):
+        others = [row(suite=suite, provider=name, **launch) for name in ("never", "sometimes")]
+        large = row(suite=suite, provider="sometimes", N="1024", M="1024")
+        records.upsert(results, [row(suite=suite), row(suite=suite, N="1024", M="1024"), *others, large])
+    page = figures.results()
+    assert page.count("| 512 | 1.25 | –¹ |") == 2
+    for once in ("\n¹ a Numba kernel", "No number for never", "python -m benchmarks run"):
+        assert page.count(once) == 1
+    assert page.index("### Against length") < page.index("### Notes, NVIDIA Example")
+
+
+def test_what_the_cpu_saves_is_what_its_backend_saves() -> None:
+    lines = figures.saved().splitlines()
+    for length in (128, 300):
+        x = torch.randn(8, length, 64)
+        state = backend("cpu").forward(Problem(x, x, None, None, 1.0, NO_BAND, need_x=True, need_y=True))[1]
+        assert any(line.startswith(f"| {length} | {state.nbytes / 2**20:.3g} |") for line in lines)
+
+
 def test_the_grid_of_errors_has_a_table_for_each_number_of_features(results: Path) -> None:
     errors = {"suite": "accuracy", "metric": "gradient error", "p50": "1e-7"}
     sizes = [{"D": d, "N": n} for d in ("16", "1") for n in ("128", "512")]
     records.upsert(results, [row(**errors, **size) for size in sizes])
-    captions = re.findall(r"^Error relative to float64; .*$", figures.results(), re.MULTILINE)
+    captions = re.findall(r"^Error relative to float64, float32; .*$", figures.results(), re.MULTILINE)
     assert [re.findall(r"D = (\d+)", caption) for caption in captions] == [["1"], ["16"]]
 
 
@@ -277,9 +314,10 @@ def test_plots_of_several_runs_say_so(results: Path, tmp_path: Path, monkeypatch
     records.upsert(results, [ours, other, row(suite="dimensions"), row(suite="extensions")])
     shown = list(figures._plots("NVIDIA Example", ("lengths", "dimensions", "batch")))
     assert [kind in each for kind, each in zip(("lengths", "dimensions", "batch"), shown, strict=True)]
-    records.upsert(results, [other | {"date": "2026-01-02"}])
+    records.upsert(results, [other | {"date": "2026-12-02"}])
     caption = list(figures._plots("NVIDIA Example", ("lengths", "dimensions")))[1]
-    assert "2026-01-01 to 2026-01-02, this library and the others in separate runs" in caption
+    assert "2026-12-01 to 2026-12-02, this library and the others in separate runs" in caption
+    assert "To be measured again before the release." in caption
 
 
 def test_published_tables_are_one_run() -> None:
@@ -321,7 +359,7 @@ def test_what_was_not_reached_is_said(results: Path) -> None:
     assert "| 32 | 128 | 64 | 0.05 ms | 0.12 ms: reached | 0.06 ms: reached |" in table
     assert "| 32 | 512 | 64 | 0.25 ms | 0.35 ms: reached | 0.2 ms: 25% more |" in table
     assert "| 32 | 2048 | 64 | 3 ms | 2.5 ms: 20% more | 1.2 ms: 150% more |" in table
-    assert "B = 16, L = 64, D = 8, values not reduced: 0.18 ms" in table
+    assert "B = 16, L = 64, D = 8: 0.18 ms" in table
 
 
 def test_throughput_counts_cells(results: Path) -> None:
@@ -336,8 +374,8 @@ def test_throughput_counts_cells(results: Path) -> None:
     records.upsert(results, rows)
     table = figures.throughput()
     forward, both = table.split("Forward and backward:")
-    assert "| 64 | 134 |" in forward  # 65536 pairs of 64 x 64 cells in 2 ms
-    assert "| 512 | 134 |" in both
+    assert "| 1 | 134 | 134 | 268 | 268 |" in forward  # 65536 pairs of 64 x 64 cells in 2 ms
+    assert "| 256 | 67 | 67 | 134 | 134 |" in both
 
 
 def test_nothing_measured_is_said(results: Path) -> None:
@@ -877,10 +915,28 @@ def test_drawings_are_well_formed() -> None:
         assert root.find("{http://www.w3.org/2000/svg}title") is not None
 
 
+def rows_of(path: Path) -> list[records.Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.mark.parametrize(("device", "claim"), [("cpu", "on a CPU"), ("cuda", "on an H200")])
 def test_the_readme_says_what_the_error_budget_measured(device: str, claim: str) -> None:
-    path = ROOT / "benchmarks" / "results" / f"error_budget_{device}.csv"
-    with path.open(newline="", encoding="utf-8") as file:
-        passed = [row["passed"] == "True" for row in csv.DictReader(file)]
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"{sum(passed)} of {len(passed)}" in text.split(claim)[0][-60:]
+    rows = rows_of(records.RESULTS / f"error_budget_{device}.csv")
+    before, after = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).split(claim, 1)
+    assert f"{sum(row['passed'] == 'True' for row in rows)} of {len(rows)}" in before[-60:]
+    # Of an earlier version it says so, and of which day.
+    date = rows[0]["date"]
+    is_old = date <= figures.CHANGED[device == "cuda"]
+    assert after.startswith(f" ({date}, an earlier version; to be measured again") == is_old
+
+
+def test_the_readme_says_what_the_host_takes() -> None:
+    (row,) = (
+        row
+        for row in rows_of(records.RESULTS / "targets-nvidia-h200.csv")
+        if (row["provider"], row["metric"]) == ("this library (fused)", "host time")
+    )
+    shown = re.search(r"\[([\d.]+) ms\]\(docs/targets.md\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert shown is not None
+    assert float(shown[1]) == round(float(row["p50"]), 1)

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AlignmentAxes", "plot_alignment", "plot_barycenter", "plot_clusters", "plot_pairs"]
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-_GREY, _INK = "#9AA0A6", "#222222"
+# The colours of every picture of the project: Okabe and Ito's, which colour-blind readers can tell apart.
+# Soft-DTW, and this library beside others, is blue; what it is compared with first is vermillion.
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+PURPLE, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
+INK, MUTED, GREY, PALE, SHADE = "#222222", "#666666", "#9AA0A6", "#DDDDDD", "#F2F3F5"
+"""Lines and letters, lesser letters, lines in the background, grids, areas."""
 
 
 class AlignmentAxes(NamedTuple):
@@ -90,7 +93,7 @@ def plot_alignment(
 
     drawn = image.imshow(np.clip(alignment, 0, 1) ** exponent, cmap=cmap, vmin=0, vmax=1, aspect="auto")
     if path:
-        image.plot(alignment.argmax(1), np.arange(len(alignment)), color=_ORANGE, lw=1.2)
+        image.plot(alignment.argmax(1), np.arange(len(alignment)), color=VERMILLION, lw=1.2)
     image.tick_params(labelleft=False, left=False)
     image.set_xlabel("step of y")
     colors = _line_colors(max(rows.shape[1], columns.shape[1]))
@@ -107,9 +110,9 @@ def plot_alignment(
     for panel, kept in ((left, "left"), (top, None)):
         for side, spine in panel.spines.items():
             spine.set_visible(side == kept)
-            spine.set_color(_GREY)
+            spine.set_color(GREY)
     for spine in image.spines.values():
-        spine.set_color(_GREY)
+        spine.set_color(GREY)
     if title is not None:
         top.set_title(title, loc="left", fontweight="bold", fontsize=11)
     if colorbar:
@@ -180,8 +183,8 @@ def plot_barycenter(
     alpha = max(0.35, 0.9 - 0.05 * len(series))
     for k, one in enumerate(series):
         name = f"{len(series)} series" if k == 0 else None
-        ax.plot(steps(one), one[:, feature], color=_GREY, lw=0.8, alpha=alpha, label=name)
-    colors = [_BLUE, *_line_colors(len(averages), first=_ORANGE)]
+        ax.plot(steps(one), one[:, feature], color=GREY, lw=0.8, alpha=alpha, label=name)
+    colors = [BLUE, *_line_colors(len(averages), first=VERMILLION)]
     # The barycenter last: over the others.
     for (name, one), color in reversed(list(zip(averages.items(), colors, strict=False))):
         ax.plot(steps(one), one[:, feature], color=color, lw=2.4 if name == label else 1.8, label=name)
@@ -385,6 +388,6 @@ def _series(
     return array
 
 
-def _line_colors(count: int, first: str = _INK) -> list[str]:
-    wheel = [first, *(color for color in (_BLUE, _ORANGE, _GREEN, _PURPLE) if color != first)]
+def _line_colors(count: int, first: str = INK) -> list[str]:
+    wheel = [first, *(color for color in (BLUE, VERMILLION, GREEN, PURPLE) if color != first)]
     return [wheel[k % len(wheel)] for k in range(count)]
