@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config
-from softdtw_cuda._cuda.kernel import Kernel
+from softdtw_cuda._cuda.kernel import AnyKernel
 from softdtw_cuda._cuda.params import Params
 
 from .emulator import EmulatedModule, Flush, GuardedBuffer, build
@@ -58,7 +58,7 @@ class EmulatedGpu:
     ) -> None:
         self._random = random.Random(seed)
         self._resident, self._relaxed, self._flush, self._races = resident, relaxed, flush, races
-        self.launched: list[tuple[Kernel, str]] = []
+        self.launched: list[tuple[AnyKernel, str]] = []
         self.left = 0
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -87,7 +87,7 @@ class EmulatedGpu:
     def fill_with_ones(self, address: int, count: int) -> None:
         ctypes.memset(address, 255, count)
 
-    def run(self, kernel: Kernel, part: str, params: Params, blocks: int) -> None:
+    def run(self, kernel: AnyKernel, part: str, params: Params, blocks: int) -> None:
         self.launched.append((kernel, part))
         params.blocks = blocks
         module(kernel, self._races, config.weakest_device().capability).launch(
@@ -103,7 +103,7 @@ class EmulatedGpu:
         )
 
 
-def module(kernel: Kernel, races: bool, capability: tuple[int, int]) -> EmulatedModule:
+def module(kernel: AnyKernel, races: bool, capability: tuple[int, int]) -> EmulatedModule:
     """The kernel's source built for the host, as it is for a GPU of that compute capability."""
     # Sources differ before 8.0 and from 10.0 on.
     architecture = 750 if capability < (8, 0) else 1000 if capability >= (10, 0) else 900
@@ -111,7 +111,7 @@ def module(kernel: Kernel, races: bool, capability: tuple[int, int]) -> Emulated
     return build([KERNELS / f"{kernel.source}.cu"], defines, races=races, flags=_FLAGS)
 
 
-def build_all(wanted: Iterable[tuple[Kernel, bool, tuple[int, int]]]) -> None:
+def build_all(wanted: Iterable[tuple[AnyKernel, bool, tuple[int, int]]]) -> None:
     """Builds modules side by side, so that the tests which need them find them made."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(module, *each) for each in dict.fromkeys(wanted)]:

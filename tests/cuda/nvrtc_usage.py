@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from softdtw_cuda._cuda.compile import compile_source
-from softdtw_cuda._cuda.config_dual import DualKernel
-from softdtw_cuda._cuda.kernel import Kernel
+from softdtw_cuda._cuda.kernel import AnyKernel
 
 
 class Usage(NamedTuple):
@@ -38,11 +37,11 @@ def usage_of(log: str) -> dict[str, Usage]:
     return found
 
 
-def compiled(architecture: str, kernel: Kernel | DualKernel, part: str) -> tuple[bytes, dict[str, Usage]]:
+def compiled(architecture: str, kernel: AnyKernel, part: str) -> tuple[bytes, dict[str, Usage]]:
     log: list[str] = []
     binary = compile_source(kernel, part, architecture, log)
     return binary, usage_of(log[0])
 
 
-Compilations = dict[tuple[str, Kernel | DualKernel, str], "Future[tuple[bytes, dict[str, Usage]]]"]
+Compilations = dict[tuple[str, AnyKernel, str], "Future[tuple[bytes, dict[str, Usage]]]"]
 """By architecture, kernel and part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from softdtw_cuda._cache_folder import cache_folder, read_cached, write_cached
 from softdtw_cuda._cuda import compile as compiling
 from softdtw_cuda._cuda import config, driver
-from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
+from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, SCALE, AnyKernel, Kernel
 
 KERNEL = config.choose(False, 5, torch.float32, False, False, True, config.Device()).main
 BINARY = bytes(range(256)) * 40
@@ -224,58 +225,84 @@ class TestAhead:
     """The first call of a training step begins to compile all that the step will need."""
 
     @pytest.fixture
-    def begun(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, str]]:
-        calls: list[tuple[Kernel, str]] = []
+    def begun(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[AnyKernel, str]]:
+        calls: list[tuple[AnyKernel, str]] = []
 
-        def binary_of(kernel: Kernel, part: str, architecture: str) -> bytes:
+        def binary_of(kernel: AnyKernel, part: str, architecture: str) -> bytes:
             calls.append((kernel, part))
-            if kernel.input_code == 3:
+            if kernel == replace(KERNEL, input_code=3):
                 raise RuntimeError("no such compiler")
             return f"{kernel.source} {part} {architecture}".encode()
 
         monkeypatch.setattr(driver, "binary_of", binary_of)
         return calls
 
-    def test_a_training_step(self, begun: list[tuple[Kernel, str]]) -> None:
-        gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
-        assert gpu._binary(KERNEL, FORWARD, "sm_90", save=True) == b"tiled forward sm_90"
-        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"wide forward sm_90"
-        assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
-        assert gpu._binary(companion, RERUN, "sm_90", save=True) == b"wide rerun sm_90"
-        needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, RERUN)}
-        assert set(begun) == needed
-        assert len(begun) == 4, "each once"
+    @staticmethod
+    def loading(gpu: driver.Gpu) -> Callable[..., str]:
+        """Loads a part as `Gpu.load` does, without a driver."""
 
-    def test_small_pairs(self, begun: list[tuple[Kernel, str]]) -> None:
-        gpu, companion = driver.Gpu(), config.wide_companion(KERNEL)
-        assert gpu._binary(KERNEL, FORWARD_BACKWARD, "sm_90", save=True) == b"tiled forward_backward sm_90"
-        assert gpu._binary(KERNEL, FORWARD, "sm_90", save=False) == b"tiled forward sm_90"
-        assert gpu._binary(KERNEL, BACKWARD, "sm_90", save=False) == b"tiled backward sm_90"
-        assert gpu._binary(companion, RERUN, "sm_90", save=True) == b"wide rerun sm_90"
-        assert gpu._binary(companion, FORWARD, "sm_90", save=False) == b"wide forward sm_90"
-        needed = {(KERNEL, FORWARD_BACKWARD), (KERNEL, FORWARD), (KERNEL, BACKWARD)}
-        assert set(begun) == needed | {(companion, FORWARD), (companion, RERUN)}
+        def load(kernel: AnyKernel, part: str, save: bool = False) -> str:
+            binary = gpu._binary(kernel, part, "sm_90", save)
+            gpu.loaded[kernel.tag, part, 0] = driver._Loaded(None, 0, 0, 0)
+            return binary.decode()
+
+        return load
+
+    def test_a_training_step(self, begun: list[tuple[AnyKernel, str]]) -> None:
+        load, companion = self.loading(driver.Gpu()), config.wide_companion(KERNEL)
+        assert load(KERNEL, FORWARD, save=True) == "tiled forward sm_90"
+        assert load(companion, FORWARD) == "wide forward sm_90"
+        assert load(KERNEL, BACKWARD) == "tiled backward sm_90"
+        assert load(SCALE, BACKWARD) == "scale backward sm_90"
+        assert load(companion, RERUN, save=True) == "wide rerun sm_90"
+        needed = {(KERNEL, FORWARD), (KERNEL, BACKWARD), (companion, FORWARD), (companion, RERUN)}
+        assert set(begun) == needed | {(SCALE, BACKWARD)}
         assert len(begun) == 5, "each once"
 
-    def test_what_is_loaded_is_not_compiled_again(self, begun: list[tuple[Kernel, str]]) -> None:
+    def test_small_pairs(self, begun: list[tuple[AnyKernel, str]]) -> None:
+        load, companion = self.loading(driver.Gpu()), config.wide_companion(KERNEL)
+        assert load(KERNEL, FORWARD_BACKWARD, save=True) == "tiled forward_backward sm_90"
+        assert load(KERNEL, FORWARD) == "tiled forward sm_90"
+        assert load(KERNEL, BACKWARD) == "tiled backward sm_90"
+        assert load(SCALE, BACKWARD) == "scale backward sm_90"
+        assert load(companion, RERUN, save=True) == "wide rerun sm_90"
+        assert load(companion, FORWARD) == "wide forward sm_90"
+        needed = {(KERNEL, FORWARD_BACKWARD), (KERNEL, FORWARD), (KERNEL, BACKWARD)}
+        assert set(begun) == needed | {(companion, FORWARD), (companion, RERUN), (SCALE, BACKWARD)}
+        assert len(begun) == 6, "each once"
+
+    def test_what_may_be_captured_is_loaded(self) -> None:
+        """In the capture of a graph nothing can be loaded."""
+        wide = config.choose(False, 5, torch.float64, False, False, True, config.Device()).main
+        for kernel, part, others in (
+            (KERNEL, FORWARD, []),
+            (KERNEL, BACKWARD, [(SCALE, BACKWARD)]),
+            (KERNEL, FORWARD_BACKWARD, [(KERNEL, FORWARD), (KERNEL, BACKWARD), (SCALE, BACKWARD)]),
+            (config.wide_companion(KERNEL), RERUN, [(config.wide_companion(KERNEL), FORWARD)]),
+            (wide, BACKWARD, []),
+            (SCALE, BACKWARD, []),
+        ):
+            assert driver._loaded_with(kernel, part) == others
+
+    def test_what_is_loaded_is_not_compiled_again(self, begun: list[tuple[AnyKernel, str]]) -> None:
         gpu = driver.Gpu()
         gpu.loaded[KERNEL.tag, FORWARD, 1] = driver._Loaded(None, 0, 0, 0)
         gpu._binary(KERNEL, FORWARD_BACKWARD, "sm_90", True, 1)
         assert (KERNEL, FORWARD_BACKWARD) in begun
         assert (KERNEL, FORWARD) not in begun
 
-    def test_a_forward_alone(self, begun: list[tuple[Kernel, str]]) -> None:
+    def test_a_forward_alone(self, begun: list[tuple[AnyKernel, str]]) -> None:
         driver.Gpu()._binary(KERNEL, FORWARD, "sm_90", save=False)
         assert {part for _, part in begun} == {FORWARD}
 
-    def test_a_wide_kernel_has_no_companion(self, begun: list[tuple[Kernel, str]]) -> None:
+    def test_a_wide_kernel_has_no_companion(self, begun: list[tuple[AnyKernel, str]]) -> None:
         wide = config.choose(False, 5, torch.float64, False, False, True, config.Device()).main
         gpu = driver.Gpu()
         for part in (FORWARD, BACKWARD):
             gpu._binary(wide, part, "sm_90", save=True)
         assert set(begun) == {(wide, FORWARD), (wide, BACKWARD)}
 
-    def test_a_failure_is_told_and_not_remembered(self, begun: list[tuple[Kernel, str]]) -> None:
+    def test_a_failure_is_told_and_not_remembered(self, begun: list[tuple[AnyKernel, str]]) -> None:
         kernel, gpu = replace(KERNEL, input_code=3), driver.Gpu()
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no such compiler"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from softdtw_cuda import SoftDTW, _backends, _reference
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._cuda.config import Device
-from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
+from softdtw_cuda._cuda.kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, SCALE, Kernel
 from softdtw_cuda._problem import Problem
 from softdtw_cuda.modules import Reduction
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
@@ -507,6 +507,40 @@ def test_a_flagged_sample_among_others(compute: Compute) -> None:
     assert torch.equal(expanded.grad_x, plain.grad_x)
 
 
+def assert_one_state(problem: Problem, monkeypatch: pytest.MonkeyPatch, races: bool = False) -> None:
+    """Whatever was in new memory, and in whatever order blocks run: all bytes of a state are written."""
+    states = []
+    for seed in range(6):  # half of them find zeros in new memory
+        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=1 + seed, races=races))
+        states.append(launch.forward(problem)[1])
+    assert states[0].numel() == launch.state_bytes(problem)
+    assert all(torch.equal(state, states[0]) for state in states[1:])
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=["both", "x", "y"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(3, 61, 50, 5),
+        Case(3, 61, 50, 5, x_lengths=(61, 1, 30), y_lengths=(20, 0, 50)),
+        Case(3, 150, 100, 5),
+        Case(3, 150, 100, 5, x_lengths=(150, 1, 70)),
+        Case(3, 61, 50, 1, y_lengths=(20, 0, 50)),
+        Case(3, 61, 50, 1, gamma=1e-6, scale=1000.0),
+    ],
+    ids=str,
+)
+def test_kept_gradients_are_bitwise_deterministic(
+    case: Case, needed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: True)
+    problem = problem_of(case, inputs_of(case), *needed)
+    assert_one_state(problem, monkeypatch)
+    sides = [side for side, need in ((problem.x, needed[0]), (problem.y, needed[1])) if need]
+    assert launch.state_bytes(problem) == sum(4 * side.numel() for side in sides if side is not None)
+
+
 # ---- orders
 
 CHAINS = [
@@ -651,7 +685,7 @@ def test_gradients_with_values_are_bitwise_the_same(
         gpu = EmulatedGpu(seed, resident=resident, relaxed=relaxed)
         answer = compute(case, given, gpu, small=True)
         assert answer.equals(expected)
-        assert gpu.launched == [*passes, *last]
+        assert gpu.launched == [*passes, *last, (SCALE, BACKWARD)]
     assert answer.state.numel() == launch_state_bytes(case, given, monkeypatch)
     monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: True)
     for needed in ((True, False), (False, True)):
@@ -682,6 +716,43 @@ def test_no_gradient_reaches_the_padding(compute: Compute, factor: float) -> Non
     assert (answer.grad_x[1, 1:] == 0).all()
     assert (answer.grad_y[1, 20:] == 0).all()
     assert not torch.isfinite(answer.grad_x[1, :1]).any()
+
+
+@pytest.mark.parametrize("case", [Case(3, 61, 50, 5), Case(3, 150, 100, 4), Case(3, 40, 36, 1)], ids=str)
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("factor", [2.0, math.inf, math.nan])
+def test_no_gradient_where_the_value_is_infinite(
+    compute: Compute, case: Case, small: bool, factor: float
+) -> None:
+    """The derivative of, say, its square is infinite, too: a zero stays a zero whatever the factor."""
+    case = replace(case, gamma=1e-3)
+    given = inputs_of(case)._replace(weights=torch.tensor([1.0, factor, 1.0]))
+    given.x[1] = 1e10
+    answer = compute(case, given, small=small)
+    assert answer.value.isinf().tolist() == [False, True, False]
+    assert answer.grad_y is not None
+    for gradient in (answer.grad_x, answer.grad_y):
+        assert (gradient[1] == 0).all()
+        assert gradient.isfinite().all()
+        assert (gradient[[0, 2]] != 0).any(2).all()
+
+
+@pytest.mark.parametrize("case", [Case(3, 61, 50, 5), Case(2, 60, 52, 3), Case(3, 61, 64, 1)], ids=str)
+def test_kept_gradients_times_any_factor(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One side of both that are kept, a factor for all, strides; rows in fours and not."""
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    monkeypatch.setattr(config, "gradient_with_value", lambda *sizes: True)
+    monkeypatch.setattr(launch, "gpu", EmulatedGpu())
+    problem = problem_of(case, inputs_of(case))
+    value, state = launch.forward(problem)
+    kept = launch.backward(problem, torch.ones(case.batch), value, state)
+    for grad in (torch.tensor([0.3]).expand(case.batch), torch.randn(case.batch, 2)[:, 0]):
+        expected = [side * grad.view(-1, 1, 1) for side in kept]
+        for needed in ((True, True), (True, False), (False, True)):
+            asked = problem._replace(need_x=needed[0], need_y=needed[1])
+            results = launch.backward(asked, grad, value, state)
+            for result, right, need in zip(results, expected, needed, strict=True):
+                assert torch.equal(result, right) if need else result.shape == (0,)
 
 
 def test_one_launch_is_tried_for_every_kernel_that_has_it() -> None:

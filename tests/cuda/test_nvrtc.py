@@ -27,10 +27,12 @@ from softdtw_cuda._cuda.kernel import (
     MATRIX,
     PAIR,
     RERUN,
+    SCALE,
     TENSOR,
     TILED,
     UNIVARIATE,
     Kernel,
+    ScaleKernel,
 )
 from tests.cuda.nvrtc_usage import Compilations, Usage, usage_of
 
@@ -153,6 +155,18 @@ def test_second_order_compiles_within_limits(
         assert 0 < registers * kernel.threads(part) * blocks <= REGISTERS_OF_A_PROCESSOR, used
         assert used.spilled == used.stack == 0, used
         assert used.shared + kernel.shared(part) <= device.shared_bytes, used
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", [SCALE], ids=["scale"])
+def test_scaling_compiles_within_limits(
+    compilations: Compilations, architecture: str, kernel: ScaleKernel
+) -> None:
+    _, usage = compilations[architecture, kernel, BACKWARD].result()
+    used = usage[kernel.name(BACKWARD)]
+    # All threads of a processor at a time: 2048, half of them on some cards.
+    assert 0 < used.registers <= REGISTERS_OF_A_PROCESSOR // 2048
+    assert used.spilled == used.stack == used.shared == 0, used
 
 
 def test_the_log_is_understood() -> None:

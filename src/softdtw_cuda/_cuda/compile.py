@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .._cache_folder import cache_folder, read_cached, write_cached
-from .config_dual import DualKernel
-from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, AnyKernel
 
 _KERNELS = Path(__file__).parent / "kernels"
 _PART_CODES = {FORWARD: 1, BACKWARD: 2, RERUN: 3, FORWARD_BACKWARD: 4}
@@ -47,7 +46,7 @@ def debug_macros() -> dict[str, int]:
     return {"POLL_LIMIT": int(limit)} if limit else {}
 
 
-def _options(kernel: Kernel | DualKernel, part: str) -> dict[str, Any]:
+def _options(kernel: AnyKernel, part: str) -> dict[str, Any]:
     macros = {**kernel.defines(), **debug_macros(), "PART": _PART_CODES[part]}
     return {
         "std": "c++17",
@@ -56,16 +55,14 @@ def _options(kernel: Kernel | DualKernel, part: str) -> dict[str, Any]:
     }
 
 
-def cache_key(kernel: Kernel | DualKernel, part: str, architecture: str, compiler: str) -> str:
+def cache_key(kernel: AnyKernel, part: str, architecture: str, compiler: str) -> str:
     """Names a binary by everything that it depends on."""
     options = repr(sorted(_options(kernel, part).items()))
     all_of_it = [source_text(f"{kernel.source}.cu"), options, architecture, compiler]
     return hashlib.sha256("\0".join(all_of_it).encode()).hexdigest()
 
 
-def compile_source(
-    kernel: Kernel | DualKernel, part: str, architecture: str, log: list[str] | None = None
-) -> bytes:
+def compile_source(kernel: AnyKernel, part: str, architecture: str, log: list[str] | None = None) -> bytes:
     """Compiles one part of a kernel for an architecture such as ``"sm_90"``; needs no GPU.
 
     Args:
@@ -90,7 +87,7 @@ def compile_source(
     return binary
 
 
-def binary_of(kernel: Kernel | DualKernel, part: str, architecture: str) -> bytes:
+def binary_of(kernel: AnyKernel, part: str, architecture: str) -> bytes:
     """The compiled part of a kernel, from the cache if it is there."""
     folder = cache_folder()
     if folder is None:

@@ -18,15 +18,20 @@ from torch import Tensor
 from .._torch_compat import current_device, current_stream, set_device
 from . import config
 from .compile import binary_of
-from .config_dual import DualKernel
-from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, Kernel
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, RERUN, SCALE, AnyKernel, Kernel
 from .params import DualParams, Params
 
-_LOADED_WITH = {RERUN: (FORWARD,), FORWARD_BACKWARD: (FORWARD, BACKWARD)}
-"""Other calls on the same kernel need these; they may come in the capture of a graph, where nothing can be
-loaded."""
 _NO_CONTEXT = 201
 """CUDA_ERROR_INVALID_CONTEXT"""
+
+
+def _loaded_with(kernel: AnyKernel, part: str) -> list[tuple[AnyKernel, str]]:
+    """What other calls need that may come in the capture of a graph, where nothing can be loaded."""
+    others = {RERUN: (FORWARD,), FORWARD_BACKWARD: (FORWARD, BACKWARD)}.get(part, ())
+    found: list[tuple[AnyKernel, str]] = [(kernel, other) for other in others]
+    if part in (BACKWARD, FORWARD_BACKWARD) and isinstance(kernel, Kernel) and kernel.may_keep_gradients:
+        found.append((SCALE, BACKWARD))
+    return found
 
 
 class _Loaded(NamedTuple):
@@ -63,7 +68,7 @@ class Queue:
         """Sets `count` bytes (a multiple of 4) to 255."""
         self._call(self._gpu.set_words, address, 0xFFFFFFFF, count // 4, self._stream)
 
-    def run(self, kernel: Kernel | DualKernel, part: str, params: Params | DualParams, blocks: int) -> None:
+    def run(self, kernel: AnyKernel, part: str, params: Params | DualParams, blocks: int) -> None:
         """Launches a part of a kernel; the driver copies `params`."""
         loaded = self._gpu.loaded.get((kernel.tag, part, self.index))
         if loaded is None:
@@ -98,7 +103,7 @@ class Gpu:
         self.launch_kernel: Any = None
         self.set_words: Any = None
         self._loading = threading.RLock()
-        self._compiling: dict[tuple[Kernel | DualKernel, str, str], Future[bytes]] = {}
+        self._compiling: dict[tuple[AnyKernel, str, str], Future[bytes]] = {}
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory from torch's caching allocator."""
@@ -114,7 +119,7 @@ class Gpu:
             self._open_driver()
         return Queue(self, device.index)
 
-    def load(self, kernel: Kernel | DualKernel, part: str, index: int, save: bool) -> _Loaded:
+    def load(self, kernel: AnyKernel, part: str, index: int, save: bool) -> _Loaded:
         """Compiles a part of a kernel, or reads it from the cache, and loads it.
 
         `save` says of a forward that a backward will follow it.
@@ -142,24 +147,19 @@ class Gpu:
                         f"{properties.name} does not give: {status}"
                     )
             made = _Loaded(module, int(handle), kernel.threads(part), shared)
-            for other in _LOADED_WITH.get(part, ()):
-                self.load(kernel, other, index, save=False)
+            for other, its in _loaded_with(kernel, part):
+                self.load(other, its, index, save=False)
             self.loaded[kernel.tag, part, index] = made
             return made
 
-    def _binary(
-        self, kernel: Kernel | DualKernel, part: str, architecture: str, save: bool, index: int = 0
-    ) -> bytes:
+    def _binary(self, kernel: AnyKernel, part: str, architecture: str, save: bool, index: int = 0) -> bytes:
         """Compiles a part of a kernel or reads it, and begins with what will be needed right after it."""
         companion = config.wide_companion(kernel) if isinstance(kernel, Kernel) else kernel
-        parts = [part]
-        if part == FORWARD_BACKWARD:
-            parts += _LOADED_WITH[part]
-        elif part == FORWARD and save:
-            parts.append(BACKWARD)
-        needed: list[tuple[Kernel | DualKernel, str]] = [(kernel, of) for of in parts]
+        needed = [(kernel, part), *_loaded_with(kernel, part)]
+        if part == FORWARD and save:
+            needed.append((kernel, BACKWARD))
         if companion != kernel:
-            needed += [(companion, of if of == FORWARD else RERUN) for of in parts]
+            needed += [(companion, its if its == FORWARD else RERUN) for of, its in needed if of == kernel]
         missing = [(of, its) for of, its in dict.fromkeys(needed) if (of.tag, its, index) not in self.loaded]
         new = [(*each, architecture) for each in missing if (*each, architecture) not in self._compiling]
         if new:

@@ -32,10 +32,60 @@ PAIR_WINDOW = 128
 """Columns of y that a warp which walks a whole pair has in shared memory."""
 
 
-class StripKernel:
-    """What the kernels of both orders have in common: names, and what they save of a pair."""
+class AnyKernel:
+    """A compiled source with its constants, as the compiler and the driver see it."""
 
     source: str
+
+    @functools.cached_property
+    def tag(self) -> str:
+        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
+        return repr(self)
+
+    def name(self, part: str) -> str:
+        """Of one of the parts of the source."""
+        return f"{self.source}_{part}"
+
+    def threads(self, part: str) -> int:
+        """Of a block of one of the parts."""
+        raise NotImplementedError
+
+    def shared(self, part: str) -> int:
+        """Bytes of shared memory of a block of one of the parts."""
+        raise NotImplementedError
+
+    def defines(self) -> dict[str, int]:
+        """Macros that the source expects."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScaleKernel(AnyKernel):
+    """The backward of problems whose forward kept the gradients: their product with that of the values."""
+
+    source = "scale"
+    parts = (BACKWARD,)
+
+    def threads(self, part: str) -> int:
+        return 256
+
+    def shared(self, part: str) -> int:
+        return 0
+
+    def defines(self) -> dict[str, int]:
+        return {"INPUT": INPUT_CODES[torch.float32], "SCALE_THREADS": self.threads(BACKWARD)}
+
+    def blocks(self, numbers: int) -> int:
+        """Of a launch: threads have four numbers each, or less than a block more."""
+        return (numbers + 4 * 256 - 1) // (4 * 256)
+
+
+SCALE = ScaleKernel()
+
+
+class StripKernel(AnyKernel):
+    """What the kernels of both orders have in common: what they save of a pair."""
+
     checkpoint: int
     """Steps from one saved state of the lanes to the next."""
 
@@ -52,15 +102,6 @@ class StripKernel:
     def checkpoint_bytes(self) -> int:
         """Of a strip's lane states at a checkpoint: two anti-diagonals."""
         raise NotImplementedError
-
-    @functools.cached_property
-    def tag(self) -> str:
-        """A name of its own. Looked up several times per call, and quicker to hash than a dozen fields."""
-        return repr(self)
-
-    def name(self, part: str) -> str:
-        """Of one of `parts` in the source."""
-        return f"{self.source}_{part}"
 
     def strips(self, n: int) -> int:
         """Strips of a series of n rows."""
@@ -124,6 +165,11 @@ class Kernel(StripKernel):
         return 32 * self.lane_rows
 
     @property
+    def may_keep_gradients(self) -> bool:
+        """Whether it also serves problems whose forward computes the gradients."""
+        return self.input_code == INPUT_CODES[torch.float32] and self.mode != COST
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The kernels in the source: `forward` and `backward`; `rerun` where flagged pairs are walked again;
         `forward_backward` for both passes over small pairs, which are float32, of one strip."""
@@ -131,7 +177,7 @@ class Kernel(StripKernel):
             return FORWARD, BACKWARD, RERUN
         if self.walks_whole_pairs:
             return FORWARD, BACKWARD
-        has_both = self.input_code == 0 and self.mode != COST and not self.sliced and self.dims <= 32
+        has_both = self.may_keep_gradients and not self.sliced and self.dims <= 32
         return (FORWARD, BACKWARD, FORWARD_BACKWARD) if has_both else (FORWARD, BACKWARD)
 
     def threads(self, part: str) -> int:

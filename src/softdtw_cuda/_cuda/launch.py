@@ -23,7 +23,7 @@ from .._torch_compat import materialized
 from . import config
 from .config import TILE, Layout, Plan
 from .driver import Gpu
-from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, MATRIX, RERUN, Kernel
+from .kernel import BACKWARD, FORWARD, FORWARD_BACKWARD, MATRIX, RERUN, SCALE, Kernel
 from .params import Params, set_addresses
 
 _LOG2_E = math.log2(math.e)
@@ -211,9 +211,10 @@ def _make_rerun(params: Params, call: Call, restore: bool) -> None:
 
 
 def _has_gradient_with_value(problem: Problem) -> bool:
-    """Whether the forward computes gradients, too; it depends on nothing but sizes and type.
+    """Whether the forward computes gradients, too: never those of cost matrices and of listed pairs.
 
-    So all terms of a divergence are computed in the same way, and cancel exactly where they should.
+    Otherwise it depends on nothing but sizes and type, so that all terms of a divergence are computed in the
+    same way, and cancel exactly where they should.
     """
     x, y = problem.x, problem.y
     if y is None or x.dtype != torch.float32 or problem.pairs is not None:
@@ -221,10 +222,10 @@ def _has_gradient_with_value(problem: Problem) -> bool:
     return config.gradient_with_value(problem.batch, x.shape[1], y.shape[1], x.shape[2])
 
 
-def _kept_sizes(problem: Problem) -> tuple[int, int]:
-    """Bytes of the gradients of x and of y in the state; those of y begin at a multiple of 16 bytes."""
-    batch, d = problem.batch, problem.x.shape[2]
-    return (batch * problem.n * d + 3) // 4 * 16, batch * problem.m * d * 4
+def _kept_bytes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]:
+    """Of the gradients of x and of y in the state."""
+    numbers = 4 * problem.batch * problem.x.shape[2]
+    return numbers * problem.n if kept_x else 0, numbers * problem.m if kept_y else 0
 
 
 def state_bytes(problem: Problem) -> int:
@@ -233,7 +234,7 @@ def state_bytes(problem: Problem) -> int:
     if y is None:
         plan = config.cost_plan(problem.n, x.dtype, problem.bandwidth, batch=problem.batch)
     elif _has_gradient_with_value(problem):
-        return sum(_kept_sizes(problem))
+        return sum(_kept_bytes(problem, problem.need_x, problem.need_y))
     else:
         # Alignment changes how rows are read, not what is saved.
         plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth, batch=problem.batch)
@@ -268,14 +269,14 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Values, and as the state the gradients for a `grad` of 1: those of x, then those of y."""
+    """Values, and as the state the gradients for a `grad` of 1: of x and then of y, where they are needed."""
     inputs = _inputs(problem, True)
     _, _, _, call, params = inputs
     device, plan, layout = problem.x.device, call.plan, call.layout
     value = gpu.empty(problem.batch, torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
     has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
-    x_bytes, y_bytes = _kept_sizes(problem)
+    x_bytes, y_bytes = _kept_bytes(problem, problem.need_x, problem.need_y)
     new = gpu.zeros if has_lengths else gpu.empty  # no kernel visits the padding
     state = new(x_bytes + y_bytes, torch.uint8, device)
     base = buffer.data_ptr()
@@ -350,18 +351,23 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
 
 def _scaled_gradients(problem: Problem, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients that `_forward_backward` kept, times `grad`."""
-    batch, d = problem.batch, problem.x.shape[2]
-    factor, kept = grad.view(-1, 1, 1), state.view(torch.float32)
-    has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
-
-    def scaled(first: int, steps: int) -> Tensor:
-        gradient = kept.as_strided((batch, steps, d), (steps * d, d, 1), first)
-        if not has_lengths:
-            return gradient * factor
-        # A factor that is not finite must not reach the padding.
-        return torch.where(gradient == 0, gradient, gradient * factor)
-
-    return (
-        scaled(0, problem.n) if problem.need_x else problem.no_gradient(),
-        scaled(_kept_sizes(problem)[0] // 4, problem.m) if problem.need_y else problem.no_gradient(),
-    )
+    x, y = problem.x, problem.y
+    assert y is not None
+    batch, device = problem.batch, x.device
+    x_bytes, y_bytes = _kept_bytes(problem, True, True)
+    grad_x = grad_y = problem.no_gradient()
+    params = Params()
+    params.batch, params.n, params.m, params.d = batch, x.shape[1], y.shape[1], x.shape[2]
+    params.grad, params.grad_stride = grad.data_ptr(), grad.stride(0)
+    kept = state.data_ptr()
+    if problem.need_x:
+        grad_x = gpu.empty((batch, *x.shape[1:]), torch.float32, device)
+        params.sum_x, params.grad_x = kept, grad_x.data_ptr()
+    if problem.need_y:
+        grad_y = gpu.empty((batch, *y.shape[1:]), torch.float32, device)
+        # The forward needed the same sides or both.
+        params.sum_y = kept + x_bytes if state.numel() == x_bytes + y_bytes else kept
+        params.grad_y = grad_y.data_ptr()
+    with gpu.queue(device) as queue:
+        queue.run(SCALE, BACKWARD, params, SCALE.blocks((x_bytes + y_bytes) // 4))
+    return grad_x, grad_y

@@ -11,7 +11,8 @@ struct Params {
   void* value;              // (B,)
   void* grad_x;             // (B, N, D), or (B, N, M) for a cost matrix; null when not wanted
   void* grad_y;             // (B, M, D); null when not wanted
-  void* sum_x;              // where grad_x and grad_y are summed: themselves, or float32 scratch for 16-bit gradients
+  void* sum_x;              // where grad_x and grad_y are summed: themselves, or float32 scratch for 16-bit gradients; what
+                            // scale.cu multiplies
   void* sum_y;
   u8* states;               // saved lane states, one per checkpoint of each strip
   u8* bounds;               // saved bottom row of each strip
