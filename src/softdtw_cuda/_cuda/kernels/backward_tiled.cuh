@@ -9,6 +9,9 @@
 // flag: a fixed order, so results are bitwise reproducible.
 #pragma once
 
+// What is left for a slot: nothing, and there is none; gradients of tiles that the sweep has finished; or all of it.
+enum SlotWork { NOTHING, GRADIENTS, EVERYTHING };
+
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
@@ -20,7 +23,7 @@ struct alignas(16) BackwardShared {
   StoredState top[32];
   float passed_in[32], passed_out[32];
   // What one role leaves for the others, written in a slot and read in the next: two of each, alternating.
-  i32 more[2];          // by place_of_slot: whether another slot follows
+  i32 next_slot[2];     // by place_of_slot: what is left for the slot that follows
   i32 below_end[2];     // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 active_tile[2];   // by the sweep's chunk: the last tile with weight, NOWHERE while there is none
   i32 visit[2];         // by tile: whether gradients are to be made of it
@@ -69,8 +72,9 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
   Walker w = fresh_walker(), next = load_checkpoint(p, s, last_checkpoint);
   StoredState top = top_of(last_checkpoint * CHUNKS_PER_CHECKPOINT);
   block_barrier();
+  i32 work = EVERYTHING;
   for (i32 slot = 0;; slot++) {
-    if (slot < chunks) {
+    if (slot < chunks && work == EVERYTHING) {
       const i32 order = slot / CHUNKS_PER_CHECKPOINT, sub = slot % CHUNKS_PER_CHECKPOINT;
       const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub;
       if (sub == 0) {
@@ -90,7 +94,8 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
       });
     }
     block_barrier();
-    if (!shared.more[place_of_slot(schedule, slot)]) break;
+    work = shared.next_slot[place_of_slot(schedule, slot)];
+    if (work == NOTHING) break;
   }
 }
 
@@ -199,7 +204,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
     if (lane == 0) {
       shared.active_tile[chunk & 1] = active_tile;
       shared.order[chunk & 1].last = schedule.visits_all ? chunk > schedule.last_tile_above : !sent;
-      shared.more[place_of_slot(schedule, slot)] = slot + 1 < slots;
+      shared.next_slot[place_of_slot(schedule, slot)] = slot + 1 >= slots ? NOTHING : ended ? GRADIENTS : EVERYTHING;
     }
     block_barrier();
     if (slot + 1 >= slots) break;
@@ -213,9 +218,10 @@ DEVICE void make_backward_costs(const Params& p, BackwardShared& shared) {
   const i32 thread = own_thread();
   const CopyOrReference<Strip, COSTS_COPY_STRIP>::type s = schedule.strip;
   CostMaker maker = open_costs(p, s, shared.normalization, COST_BARRIER, schedule.last_tile, thread);
+  i32 work = EVERYTHING;
   // In slot t the tile is schedule.needed - 1 - t.
   for (i32 tile = schedule.last_tile >= schedule.needed ? schedule.last_tile : schedule.needed;; tile--) {
-    if (touches(schedule.strip, tile))
+    if (work == EVERYTHING && touches(schedule.strip, tile))
       make_costs(maker, p, s, shared.normalization, shared.making, shared.costs, COST_CHUNKS, tile,
                  tile > first_tile(schedule.strip) ? tile - 1 : -1, COST_ADDRESSES_RECOMPUTED ? opaque(thread) : thread);
     if (tile > schedule.needed) {
@@ -223,7 +229,8 @@ DEVICE void make_backward_costs(const Params& p, BackwardShared& shared) {
       continue;
     }
     block_barrier();
-    if (tile < schedule.needed && !shared.more[place_of_slot(schedule, schedule.needed - 1 - tile)]) break;
+    if (tile < schedule.needed) work = shared.next_slot[place_of_slot(schedule, schedule.needed - 1 - tile)];
+    if (work == NOTHING) break;
   }
 }
 
@@ -244,7 +251,7 @@ DEVICE void make_grad_x_of_strip(const Params& p, BackwardShared& shared, Closin
       prefetch_tile(maker, p, schedule.strip, shared.normalization, tile - 1, own_thread());
     }
     block_barrier();
-    if (!shared.more[place_of_tile(schedule, tile)]) break;
+    if (shared.next_slot[place_of_tile(schedule, tile)] == NOTHING) break;
   }
   leave_sums(maker, shared.grads, closing, own_thread());
 }
@@ -263,7 +270,7 @@ DEVICE void make_grad_y_of_strip(const Params& p, BackwardShared& shared) {
       make_grad_y(maker, p, s, order, shared.normalization, shared.grads, shared.align, tile, factor, thread);
     }
     block_barrier();
-    if (!shared.more[place_of_tile(schedule, tile)]) break;
+    if (shared.next_slot[place_of_tile(schedule, tile)] == NOTHING) break;
   }
 }
 
@@ -302,7 +309,7 @@ DEVICE void sequence_grad_y(const Params& p, BackwardShared& shared) {
       if (at_work) shared.below_end[slot & 1] = s.is_last ? NOWHERE : peek_end(end_below);
     }
     block_barrier();
-    if (!shared.more[place_of_slot(schedule, slot)]) {
+    if (shared.next_slot[place_of_slot(schedule, slot)] == NOTHING) {
       if (lane == 0 && sums_grad_y && at_work && s.index > 0) store_release(&order[tile], (u32)schedule.walk_index);
       break;
     }
@@ -313,7 +320,7 @@ DEVICE void stay_idle(BackwardShared& shared) {
   block_barrier();
   for (i32 slot = 0;; slot++) {
     block_barrier();
-    if (!shared.more[place_of_slot(shared.schedule, slot)]) break;
+    if (shared.next_slot[place_of_slot(shared.schedule, slot)] == NOTHING) break;
   }
 }
 
