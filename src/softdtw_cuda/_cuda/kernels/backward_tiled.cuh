@@ -113,8 +113,13 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
   const bool has_neighbours = !ALONE && p.row_bytes;
   i32 active_tile = schedule.visits_all || s.is_last ? (s.m - 1) / 32 : NOWHERE;
   bool sent = false, ended = false;
-  auto publish_active_tile = [&]() { if (has_neighbours && lane == 0) publish_begin(p, row, walk_index, active_tile); };
-  if (active_tile != NOWHERE) publish_active_tile();
+  const bool publishes_sent = begins_where_sent(p);
+  bool published = false;
+  auto publish_first = [&](i32 tile) {
+    if (has_neighbours && lane == 0 && !published) publish_begin(p, row, walk_index, tile);
+    published = true;
+  };
+  if (!publishes_sent && active_tile != NOWHERE) publish_first(active_tile);
   // What each row's last cell passes on; to the left it is `left`, or with a band `left` times left_share.
   float left[LANE_ROWS], left_share[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = left_share[q] = diagonal[q] = pass[q] = 0.0f;
@@ -142,7 +147,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
       const u32 received = lanes_where(passed_up != 0.0f);
       if (active_tile == NOWHERE && received) {
         active_tile = (base + highest_bit(received) - (STRIP_ROWS - 1)) / 32;
-        publish_active_tile();
+        if (!publishes_sent) publish_first(active_tile);
       }
       column = base - 32 + lane - (STRIP_ROWS - 1);
       wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
@@ -183,6 +188,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
       const bool passes = s.index > 0 && passes_up(s, s.first_row, base + lane);
       if (passes) store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
       sent |= any_lane(passes && !(shared.passed_out[lane] < LEAST_WEIGHT));
+      if (publishes_sent && sent) publish_first(chunk);  // whose columns, of the first row, are those of tile `chunk`
       bool has_weight = false;
       UNROLL for (int q = 0; q < LANE_ROWS; q++) {
         const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
@@ -196,7 +202,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
         if (slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
       }
       if (ended || behind == chunks - 1) {
-        if (active_tile == NOWHERE) publish_active_tile();
+        publish_first(NOWHERE);
         warp_barrier();
         if (has_neighbours && lane == 0) store_release(end_of(p, row, walk_index), (u32)chunk);
       }
