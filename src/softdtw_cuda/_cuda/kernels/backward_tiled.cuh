@@ -2,12 +2,18 @@
 //
 //   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
 //
-// recompute walks checkpoint K forwards, chunk by chunk, leaving the shares (7) in shared memory; sweep follows
+// recompute walks checkpoint K forwards, chunk by chunk, leaving in shared memory what the shares (7) come of; sweep follows
 // CHECKPOINT / 32 slots later, chunks in reverse, leaving E in its ring; four warps make the costs of tiles further left;
 // four turn E of the tile just completed into gX and four into gY; one warp, the grad_y sequencer, settles with the strips
 // above and below in which order they add to gY, each tile of columns passed from strip to strip by a release / acquire
 // flag: a fixed order, so results are bitwise reproducible.
 #pragma once
+
+// Recompute has the longer chain of the two walks. With two rows to a lane it leaves the terms (5) of a cell, and the sweep
+// makes shares (7) of them: three numbers to a cell, where shares are two without a band. With one row recompute makes the
+// shares: cards with little shared memory have one row, and could not hold a third number everywhere.
+#define SWEEP_DIVIDES (LANE_ROWS == 2)
+#define KEEP_THIRD (SWEEP_DIVIDES || KEEP_LEFT)
 
 // What is left for a slot: nothing, and there is none; gradients of tiles that the sweep has finished; or all of it.
 enum SlotWork { NOTHING, GRADIENTS, EVERYTHING };
@@ -15,8 +21,8 @@ enum SlotWork { NOTHING, GRADIENTS, EVERYTHING };
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
-  LaneShares shares[SHARE_SLOTS][32][32];
-  LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
+  LaneShares shares[SHARE_SLOTS][32][32];  // or terms
+  LaneReals left[KEEP_THIRD ? SHARE_SLOTS : 1][32][32];
   Normalization normalization;
   CostShared making;
   GradShared grads;
@@ -34,6 +40,26 @@ struct alignas(16) BackwardShared {
 static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
+
+// What recompute leaves of a cell for the sweep, and what the sweep makes of a lane's cells.
+DEVICE void keep(StepShares& now, int q, const Terms& t, real sum) {
+  if constexpr (SWEEP_DIVIDES) {
+    now.shares.up[q] = t.up;
+    now.left.row[q] = t.left;
+    now.shares.diagonal[q] = t.diagonal;
+  } else {
+    now.keep(q, t, sum);
+  }
+}
+DEVICE void divide(LaneShares& shares, LaneReals& left) {
+  StepShares made;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    const Terms t{shares.up[q], left.row[q], shares.diagonal[q], 0};
+    made.keep(q, t, sum_of(t));
+  }
+  shares = made.shares;
+  left = made.left;
+}
 
 // Where the shares of a chunk live. With two chunks to a checkpoint the second always uses slot 1 and the first alternates
 // between 0 and 2: the sweep still reads it while the next checkpoint's first chunk is recomputed.
@@ -88,9 +114,9 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
       const i32 at = share_slot(order, sub);
       TileSteps steps{shared.costs + ring_start(chunk, COST_CHUNKS), shared.top};
       StepShares now;
-      walk(w, 32, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
+      walk(w, 32, steps, [&](int q, const Terms& t, real sum) { keep(now, q, t, sum); }, [&](i32 step) {
         shared.shares[at][step][lane] = now.shares;
-        if (KEEP_LEFT) shared.left[at][step][lane] = now.left;
+        if (KEEP_THIRD) shared.left[at][step][lane] = now.left;
       });
     }
     block_barrier();
@@ -160,7 +186,8 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
         float in8[8];
         UNROLL for (int k = 0; k < 8; k++) {
           shares8[k] = shared.shares[at][eight + k][lane];
-          if (KEEP_LEFT) left8[k] = shared.left[at][eight + k][lane];
+          if (KEEP_THIRD) left8[k] = shared.left[at][eight + k][lane];
+          if (SWEEP_DIVIDES) divide(shares8[k], left8[k]);
           in8[k] = shared.passed_in[eight + k];
         }
         UNROLL for (i32 k = 7; k >= 0; k--) {
