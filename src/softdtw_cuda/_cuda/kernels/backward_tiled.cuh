@@ -1,7 +1,5 @@
 // The backward of a strip by a block, role by role, in slots of one chunk.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
-//
 // recompute walks checkpoint K forwards, chunk by chunk, leaving in shared memory what the shares (7) come of; sweep follows
 // CHECKPOINT / 32 slots later, chunks in reverse, leaving E in its ring; four warps make the costs of tiles further left;
 // four turn E of the tile just completed into gX and four into gY; one warp, the grad_y sequencer, settles with the strips

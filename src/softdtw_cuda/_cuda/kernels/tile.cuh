@@ -20,7 +20,7 @@
 #define GRAD_BARRIER 2
 #define FORWARD_COST_BARRIER 3  // where both passes are in one launch, with other warps for this in each
 
-static_assert(LANE_ROWS == 1 || CHECKPOINT > 32, "the ring of costs would be too short");
+static_assert(LANE_ROWS == 1 || CHECKPOINT > 32, "config.py has no such kernel, and no test");
 
 typedef float Step[STEP_STRIDE];
 
