@@ -25,6 +25,7 @@ from softdtw_cuda._cuda.kernel import (
     DIRECT,
     INPUT_CODES,
     TENSOR,
+    TILED,
     UNIVARIATE,
     WHOLE_QUADS,
     WHOLE_SLICES,
@@ -79,6 +80,12 @@ class TestChoice:
         assert kernel.sliced == (d > 128)
         assert kernel.sliced or kernel.dims >= d
         assert kernel.dims % (16 if kernel.mode == TENSOR else 4) == 0
+
+    @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+    def test_shared_memory_of_small_cards_holds_sixteen_features(self, device: Device) -> None:
+        kernels = [plan(d, device=device, short=short).main for d in (2, 8, 16) for short in (False, True)]
+        assert {kernel.source for kernel in kernels} == {TILED}
+        assert all(kernel.backward_shared <= device.shared_bytes for kernel in kernels)
 
     def test_wide_loads_only_where_rows_are_aligned(self) -> None:
         for d in FEATURES:

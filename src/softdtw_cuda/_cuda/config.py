@@ -290,7 +290,8 @@ NEVER_LATER = 2**30
 
 
 def start_lag_of(kernel: Kernel, batch: int, n: int, device: Device) -> int:
-    """A strip of the backward begins where the one so many before it in the walk found alignment weight.
+    """A strip of the backward begins where the one so many before it in the walk found alignment weight, or
+    with 1 where the one before it sent weight on.
 
     The fewer, the less is done for nothing; the more, the longer a strip can prepare for what is on its way,
     which counts while there is room for more blocks than have work.

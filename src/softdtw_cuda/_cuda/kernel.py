@@ -361,9 +361,10 @@ def _backward_shared(k: Kernel) -> _Type:
         return _struct(*members, alignment=64)
     chunks = k.checkpoint // 32
     slots = chunks + 1
+    left_slots = slots if k.lane_rows == 2 or k.banded else 1
     return _struct(
         *(_ring(k, k.lane_rows + 2 * chunks), _ring(k, k.lane_rows + 2)),
-        *(shares * (slots * 1024), left * ((slots if k.banded else 1) * 1024)),
+        *(shares * (slots * 1024), left * (left_slots * 1024)),
         *(_normalization(k), _cost_shared(k), _grad_shared(k), state * 32, _WORD * 64),
         *(_WORD * 8, _ORDER * 2, _SCHEDULE, _WORD),
     )

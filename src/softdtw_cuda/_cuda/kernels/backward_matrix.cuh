@@ -1,7 +1,5 @@
 // The backward of one cost matrix by one warp, from its last strip to its first.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
-//
 // 32 steps at a time from right to left: they are recomputed, which leaves the shares (7) in shared memory, and (8) is swept
 // through them in reverse. In shared memory a step of a lane's rows has one place: its costs make room for its shares, and
 // these for its E, which is the gradient. What a strip passes up to the next goes through a row of floats in memory.
@@ -40,7 +38,7 @@ DEVICE void store_no_weight(const Params& p, const Strip& s, i32 base) {
 
 // Sweeps (8) through the 32 steps from `base` on, last step first. `end`: the step, if it is among these, at which the pair's
 // last cell has its weight, `seed`.
-DEVICE void sweep_chunk(Weights& sweep, BackwardShared& shared, const Strip& s, i32 base, i32 end, float seed) {
+DEVICE void sweep_chunk(Outflow& sweep, BackwardShared& shared, const Strip& s, i32 base, i32 end, float seed) {
   const i32 lane = (i32)lane_index();
   auto sweep_eight = [&](auto with_end, i32 first) {
     LaneShares shares[8];
@@ -81,7 +79,7 @@ DEVICE Range backward_strip(const Params& p, const Strip& s, const Range& receiv
   float* row = (float*)(p.rows + s.pair * p.row_bytes);
   const CostScale scale = cost_scale(p, s);
   auto scaled = [&](float cost) { return scaled_by(scale, cost); };
-  Weights sweep;
+  Outflow sweep;
   clear_weight(sweep);
   const i32 end = s.is_last ? final_step(s) : -1, start = first_weight(s, received) / 32 * 32;
   Range passed{s.m, -1};

@@ -1,6 +1,5 @@
 // The backward of one pair by one warp, from its last strip to its first.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
 //   gX_i = 2 g sum_j E_ij (x_i - y_j)      gY_j = -2 g sum_i E_ij (x_i - y_j)
 //
 // 32 steps at a time from right to left: they are recomputed, which leaves the shares (7) in shared memory, and (8) is swept
@@ -20,11 +19,11 @@ struct alignas(64) BackwardShared {
   float passed_in[32], passed_out[32];
 };
 // What the rows' last cells send on, and the sums of gradients.
-struct Sweep : Weights { Features grad_x[LANE_ROWS], grad_y[LANE_ROWS]; };
-DEVICE void clear(Features& f) { UNROLL for (int k = 0; k < DIMS; k++) f.v[k] = 0.0f; }
+struct Sweep : Outflow { Point grad_x[LANE_ROWS], grad_y[LANE_ROWS]; };
+DEVICE void clear(Point& f) { UNROLL for (int k = 0; k < DIMS; k++) f.v[k] = 0.0f; }
 
 // Adds to a column's sum in memory; of two lanes' columns none is the same.
-DEVICE void add_grad_y(const Params& p, const Strip& s, i32 column, float factor, const Features& sum) {
+DEVICE void add_grad_y(const Params& p, const Strip& s, i32 column, float factor, const Point& sum) {
   if (!p.grad_y || column < 0 || column >= s.m) return;
   float* to = (float*)p.sum_y + ((i64)s.pair * p.m + column) * p.d;
   UNROLL for (int k = 0; k < DIMS; k++)
@@ -39,7 +38,7 @@ DEVICE void sweep_chunk(Sweep& sweep, LaneSeries& own, BackwardShared& shared, c
   auto sweep_steps = [&](auto with_end, i32 first) {
     LaneShares shares[PAIR_STEPS];
     float in[PAIR_STEPS];
-    Features entering[PAIR_STEPS];
+    Point entering[PAIR_STEPS];
     UNROLL for (int k = 0; k < PAIR_STEPS; k++) {
       shares[k] = shared.shares[first + k][lane];
       in[k] = shared.passed_in[first + k];
@@ -48,7 +47,7 @@ DEVICE void sweep_chunk(Sweep& sweep, LaneSeries& own, BackwardShared& shared, c
     UNROLL for (i32 k = PAIR_STEPS - 1; k >= 0; k--) {
       const LaneShares& share = shares[k];
       float passed = from_lane_below(sweep.pass[0]);
-      Features sum;  // of the row below, for the last row
+      Point sum;  // of the row below, for the last row
       UNROLL for (int i = 0; i < DIMS; i++) sum.v[i] = from_lane_below(sweep.grad_y[0].v[i]);
       if (lane == 31) {
         passed = in[k];
@@ -146,7 +145,7 @@ DEVICE Range backward_strip(const Params& p, const Strip& s, const Range& receiv
     sweep_chunk(sweep, own, shared, s, base, end, seed);
     warp_barrier();
     const i32 column = base + lane;
-    Features sum;
+    Point sum;
     UNROLL for (int i = 0; i < VECTORS; i++) {
       const Vector part = shared.grad_y[i][lane];
       UNROLL for (int j = 0; j < VECTOR; j++) sum.v[i * VECTOR + j] = part.v[j];

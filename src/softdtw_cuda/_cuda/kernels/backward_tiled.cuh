@@ -1,26 +1,33 @@
 // The backward of a strip by a block, role by role, in slots of one chunk.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
-//
-// recompute walks checkpoint K forwards, chunk by chunk, leaving the shares (7) in shared memory; sweep follows
+// recompute walks checkpoint K forwards, chunk by chunk, leaving in shared memory what the shares (7) come of; sweep follows
 // CHECKPOINT / 32 slots later, chunks in reverse, leaving E in its ring; four warps make the costs of tiles further left;
 // four turn E of the tile just completed into gX and four into gY; one warp, the grad_y sequencer, settles with the strips
 // above and below in which order they add to gY, each tile of columns passed from strip to strip by a release / acquire
 // flag: a fixed order, so results are bitwise reproducible.
 #pragma once
 
+// Recompute has the longer chain of the two walks. With two rows to a lane it leaves the terms (5) of a cell, and the sweep
+// makes shares (7) of them: three numbers to a cell, where shares are two without a band. With one row recompute makes the
+// shares: cards with little shared memory have one row, and could not hold a third number everywhere.
+#define SWEEP_DIVIDES (LANE_ROWS == 2)
+#define KEEP_THIRD (SWEEP_DIVIDES || KEEP_LEFT)
+
+// What is left for a slot: nothing, and there is none; gradients of tiles that the sweep has finished; or all of it.
+enum SlotWork { NOTHING, GRADIENTS, EVERYTHING };
+
 struct alignas(16) BackwardShared {
   alignas(16) Step costs[COST_CHUNKS * 32];
   alignas(16) Step align[ALIGN_CHUNKS * 32];
-  LaneShares shares[SHARE_SLOTS][32][32];
-  LaneReals left[KEEP_LEFT ? SHARE_SLOTS : 1][32][32];
+  LaneShares shares[SHARE_SLOTS][32][32];  // or terms
+  LaneReals left[KEEP_THIRD ? SHARE_SLOTS : 1][32][32];
   Normalization normalization;
   CostShared making;
   GradShared grads;
   StoredState top[32];
   float passed_in[32], passed_out[32];
   // What one role leaves for the others, written in a slot and read in the next: two of each, alternating.
-  i32 more[2];          // by place_of_slot: whether another slot follows
+  i32 next_slot[2];     // by place_of_slot: what is left for the slot that follows
   i32 below_end[2];     // by the slot's number: the last chunk of the strip below, NOWHERE while it has none
   i32 active_tile[2];   // by the sweep's chunk: the last tile with weight, NOWHERE while there is none
   i32 visit[2];         // by tile: whether gradients are to be made of it
@@ -31,6 +38,26 @@ struct alignas(16) BackwardShared {
 static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another size of shared memory");
 static_assert(sizeof(ClosingShared) <= sizeof(BackwardShared::costs) + sizeof(BackwardShared::align),
               "when a strip is closed, costs and alignments, the first of the block's memory, are done with");
+
+// What recompute leaves of a cell for the sweep, and what the sweep makes of a lane's cells.
+DEVICE void keep(StepShares& now, int q, const Terms& t, real sum) {
+  if constexpr (SWEEP_DIVIDES) {
+    now.shares.up[q] = t.up;
+    now.left.row[q] = t.left;
+    now.shares.diagonal[q] = t.diagonal;
+  } else {
+    now.keep(q, t, sum);
+  }
+}
+DEVICE void divide(LaneShares& shares, LaneReals& left) {
+  StepShares made;
+  UNROLL for (int q = 0; q < LANE_ROWS; q++) {
+    const Terms t{shares.up[q], left.row[q], shares.diagonal[q], 0};
+    made.keep(q, t, sum_of(t));
+  }
+  shares = made.shares;
+  left = made.left;
+}
 
 // Where the shares of a chunk live. With two chunks to a checkpoint the second always uses slot 1 and the first alternates
 // between 0 and 2: the sweep still reads it while the next checkpoint's first chunk is recomputed.
@@ -69,8 +96,9 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
   Walker w = fresh_walker(), next = load_checkpoint(p, s, last_checkpoint);
   StoredState top = top_of(last_checkpoint * CHUNKS_PER_CHECKPOINT);
   block_barrier();
+  i32 work = EVERYTHING;
   for (i32 slot = 0;; slot++) {
-    if (slot < chunks) {
+    if (slot < chunks && work == EVERYTHING) {
       const i32 order = slot / CHUNKS_PER_CHECKPOINT, sub = slot % CHUNKS_PER_CHECKPOINT;
       const i32 chunk = (last_checkpoint - order) * CHUNKS_PER_CHECKPOINT + sub;
       if (sub == 0) {
@@ -84,13 +112,14 @@ DEVICE void recompute_shares(const Params& p, BackwardShared& shared) {
       const i32 at = share_slot(order, sub);
       TileSteps steps{shared.costs + ring_start(chunk, COST_CHUNKS), shared.top};
       StepShares now;
-      walk(w, 32, steps, [&](int q, const Terms& t, real sum) { now.keep(q, t, sum); }, [&](i32 step) {
+      walk(w, 32, steps, [&](int q, const Terms& t, real sum) { keep(now, q, t, sum); }, [&](i32 step) {
         shared.shares[at][step][lane] = now.shares;
-        if (KEEP_LEFT) shared.left[at][step][lane] = now.left;
+        if (KEEP_THIRD) shared.left[at][step][lane] = now.left;
       });
     }
     block_barrier();
-    if (!shared.more[place_of_slot(schedule, slot)]) break;
+    work = shared.next_slot[place_of_slot(schedule, slot)];
+    if (work == NOTHING) break;
   }
 }
 
@@ -108,8 +137,13 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
   const bool has_neighbours = !ALONE && p.row_bytes;
   i32 active_tile = schedule.visits_all || s.is_last ? (s.m - 1) / 32 : NOWHERE;
   bool sent = false, ended = false;
-  auto publish_active_tile = [&]() { if (has_neighbours && lane == 0) publish_begin(p, row, walk_index, active_tile); };
-  if (active_tile != NOWHERE) publish_active_tile();
+  const bool publishes_sent = begins_where_sent(p);
+  bool published = false;
+  auto publish_first = [&](i32 tile) {
+    if (has_neighbours && lane == 0 && !published) publish_begin(p, row, walk_index, tile);
+    published = true;
+  };
+  if (!publishes_sent && active_tile != NOWHERE) publish_first(active_tile);
   // What each row's last cell passes on; to the left it is `left`, or with a band `left` times left_share.
   float left[LANE_ROWS], left_share[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS];
   UNROLL for (int q = 0; q < LANE_ROWS; q++) left[q] = left_share[q] = diagonal[q] = pass[q] = 0.0f;
@@ -137,7 +171,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
       const u32 received = lanes_where(passed_up != 0.0f);
       if (active_tile == NOWHERE && received) {
         active_tile = (base + highest_bit(received) - (STRIP_ROWS - 1)) / 32;
-        publish_active_tile();
+        if (!publishes_sent) publish_first(active_tile);
       }
       column = base - 32 + lane - (STRIP_ROWS - 1);
       wanted = !s.is_last && passes_up(s, s.first_row + STRIP_ROWS, column);
@@ -150,7 +184,8 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
         float in8[8];
         UNROLL for (int k = 0; k < 8; k++) {
           shares8[k] = shared.shares[at][eight + k][lane];
-          if (KEEP_LEFT) left8[k] = shared.left[at][eight + k][lane];
+          if (KEEP_THIRD) left8[k] = shared.left[at][eight + k][lane];
+          if (SWEEP_DIVIDES) divide(shares8[k], left8[k]);
           in8[k] = shared.passed_in[eight + k];
         }
         UNROLL for (i32 k = 7; k >= 0; k--) {
@@ -178,6 +213,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
       const bool passes = s.index > 0 && passes_up(s, s.first_row, base + lane);
       if (passes) store_word(row, base + lane, pack_flow(Flow{shared.passed_out[lane], 0.0f}, owner_out));
       sent |= any_lane(passes && !(shared.passed_out[lane] < LEAST_WEIGHT));
+      if (publishes_sent && sent) publish_first(chunk);  // whose columns, of the first row, are those of tile `chunk`
       bool has_weight = false;
       UNROLL for (int q = 0; q < LANE_ROWS; q++) {
         const float leftwards = KEEP_LEFT ? left[q] * left_share[q] : left[q];
@@ -191,7 +227,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
         if (slot + 2 + LANE_ROWS < slots) slots = slot + 2 + LANE_ROWS;
       }
       if (ended || behind == chunks - 1) {
-        if (active_tile == NOWHERE) publish_active_tile();
+        publish_first(NOWHERE);
         warp_barrier();
         if (has_neighbours && lane == 0) store_release(end_of(p, row, walk_index), (u32)chunk);
       }
@@ -199,7 +235,7 @@ template <bool ALONE> DEVICE void sweep_alignment(const Params& p, BackwardShare
     if (lane == 0) {
       shared.active_tile[chunk & 1] = active_tile;
       shared.order[chunk & 1].last = schedule.visits_all ? chunk > schedule.last_tile_above : !sent;
-      shared.more[place_of_slot(schedule, slot)] = slot + 1 < slots;
+      shared.next_slot[place_of_slot(schedule, slot)] = slot + 1 >= slots ? NOTHING : ended ? GRADIENTS : EVERYTHING;
     }
     block_barrier();
     if (slot + 1 >= slots) break;
@@ -213,9 +249,10 @@ DEVICE void make_backward_costs(const Params& p, BackwardShared& shared) {
   const i32 thread = own_thread();
   const CopyOrReference<Strip, COSTS_COPY_STRIP>::type s = schedule.strip;
   CostMaker maker = open_costs(p, s, shared.normalization, COST_BARRIER, schedule.last_tile, thread);
+  i32 work = EVERYTHING;
   // In slot t the tile is schedule.needed - 1 - t.
   for (i32 tile = schedule.last_tile >= schedule.needed ? schedule.last_tile : schedule.needed;; tile--) {
-    if (touches(schedule.strip, tile))
+    if (work == EVERYTHING && touches(schedule.strip, tile))
       make_costs(maker, p, s, shared.normalization, shared.making, shared.costs, COST_CHUNKS, tile,
                  tile > first_tile(schedule.strip) ? tile - 1 : -1, COST_ADDRESSES_RECOMPUTED ? opaque(thread) : thread);
     if (tile > schedule.needed) {
@@ -223,7 +260,8 @@ DEVICE void make_backward_costs(const Params& p, BackwardShared& shared) {
       continue;
     }
     block_barrier();
-    if (tile < schedule.needed && !shared.more[place_of_slot(schedule, schedule.needed - 1 - tile)]) break;
+    if (tile < schedule.needed) work = shared.next_slot[place_of_slot(schedule, schedule.needed - 1 - tile)];
+    if (work == NOTHING) break;
   }
 }
 
@@ -244,7 +282,7 @@ DEVICE void make_grad_x_of_strip(const Params& p, BackwardShared& shared, Closin
       prefetch_tile(maker, p, schedule.strip, shared.normalization, tile - 1, own_thread());
     }
     block_barrier();
-    if (!shared.more[place_of_tile(schedule, tile)]) break;
+    if (shared.next_slot[place_of_tile(schedule, tile)] == NOTHING) break;
   }
   leave_sums(maker, shared.grads, closing, own_thread());
 }
@@ -263,7 +301,7 @@ DEVICE void make_grad_y_of_strip(const Params& p, BackwardShared& shared) {
       make_grad_y(maker, p, s, order, shared.normalization, shared.grads, shared.align, tile, factor, thread);
     }
     block_barrier();
-    if (!shared.more[place_of_tile(schedule, tile)]) break;
+    if (shared.next_slot[place_of_tile(schedule, tile)] == NOTHING) break;
   }
 }
 
@@ -302,7 +340,7 @@ DEVICE void sequence_grad_y(const Params& p, BackwardShared& shared) {
       if (at_work) shared.below_end[slot & 1] = s.is_last ? NOWHERE : peek_end(end_below);
     }
     block_barrier();
-    if (!shared.more[place_of_slot(schedule, slot)]) {
+    if (shared.next_slot[place_of_slot(schedule, slot)] == NOTHING) {
       if (lane == 0 && sums_grad_y && at_work && s.index > 0) store_release(&order[tile], (u32)schedule.walk_index);
       break;
     }
@@ -313,7 +351,7 @@ DEVICE void stay_idle(BackwardShared& shared) {
   block_barrier();
   for (i32 slot = 0;; slot++) {
     block_barrier();
-    if (!shared.more[place_of_slot(shared.schedule, slot)]) break;
+    if (shared.next_slot[place_of_slot(shared.schedule, slot)] == NOTHING) break;
   }
 }
 

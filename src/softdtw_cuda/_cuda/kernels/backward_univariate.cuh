@@ -1,7 +1,5 @@
 // The backward of a strip of univariate series, by one warp.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
-//
 // It takes the checkpoints in reverse; from each it recomputes the shares (7) of SUBWALK steps at a time into shared memory,
 // last subwalk first, and sweeps (8) through them in reverse. The gradient of y rides along: each row adds its share to the
 // y of its column and passes it up, strip after strip, so the order of that sum is fixed.
@@ -40,7 +38,7 @@ static_assert(sizeof(BackwardShared) == BACKWARD_SHARED, "kernel.py has another 
 struct CheckpointInputs {
   StoredState top[CHECKPOINT / 32];
   element y[LANE_ROWS + CHECKPOINT / 32];
-  Fetched start;
+  FetchedWalker start;
 };
 DEVICE CheckpointInputs fetch_inputs(const Params& p, const Strip& s, const StoredState* bound, const element* y, i32 checkpoint) {
   CheckpointInputs ahead;

@@ -1,7 +1,5 @@
 // The backward of a strip with wide numbers, by one warp. Nothing is pruned.
 //
-//   (8)     E_ij = E_{i+1,j} p_up(i+1,j) + E_{i,j+1} p_left(i,j+1) + E_{i+1,j+1} p_diag(i+1,j+1),   E_NM = 1
-//
 // It takes the checkpoints in reverse; from each it recomputes the states every SUBWALK steps, then, last subwalk first,
 // recomputes the shares (7) of SUBWALK steps into shared memory and sweeps (8) through them in reverse.
 #pragma once
@@ -72,7 +70,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       if constexpr (MODE == DIRECT) {
         i32 leftmost = (first - (STRIP_ROWS - 1)) / 32;
         if (leftmost < 0) leftmost = 0;
-        while (tile_open > leftmost) await_order(p, s, below, walk_index, --tile_open);
+        while (tile_open > leftmost) open_tile(p, s, below, walk_index, --tile_open);
       }
       warp_barrier();
       ActiveCells active = no_active_cells();
@@ -110,7 +108,7 @@ DEVICE void backward_strip(const Params& p, const Strip& s, BackwardShared& shar
       for (i32 i = lane; i < SUBWALK; i += 32)
         if (s.index > 0 && passes_up(s, s.first_row, first + i)) store_word(row, first + i, pack_flow(shared.flow_out[i], owner_out));
       if constexpr (MODE == DIRECT)
-        if (first % 32 == 0) publish_order(p, s, walk_index, first / 32);
+        if (first % 32 == 0) close_tile(p, s, walk_index, first / 32);
       warp_barrier();
     }
   }

@@ -158,7 +158,7 @@ DEVICE void add_gradients(const Params& p, const Costs& c, const Strip& s, const
 }
 DEVICE bool touches(const Strip& s, i32 tile) { return tile >= s.first_column / 32 && tile <= s.last_column / 32; }
 // A strip may add to a tile of grad_y once the strip below it is done with it; the first to come clears it.
-DEVICE void await_order(const Params& p, const Strip& s, const Strip& below, i32 walk_index, i32 tile) {
+DEVICE void open_tile(const Params& p, const Strip& s, const Strip& below, i32 walk_index, i32 tile) {
   if (!p.grad_y || tile < 0 || !touches(s, tile)) return;
   if (!s.is_last && touches(below, tile)) {
     Poll poll(Waiter{"the strip below to add to a tile of grad_y", s.pair, s.index}, walk_index - 1, tile);
@@ -171,7 +171,7 @@ DEVICE void await_order(const Params& p, const Strip& s, const Strip& below, i32
   }
   warp_barrier();
 }
-DEVICE void publish_order(const Params& p, const Strip& s, i32 walk_index, i32 tile) {
+DEVICE void close_tile(const Params& p, const Strip& s, i32 walk_index, i32 tile) {
   if (!p.grad_y || tile < 0 || !touches(s, tile)) return;
   warp_barrier();
   if (s.index > 0 && touches(strip_at(p, s, s.index - 1), tile)) {

@@ -68,9 +68,9 @@ DEVICE void pack_cells(SavedStates* to, Scaled (&z)[4], bool far, bool headless)
   to->rest[lane_index()] = (u16)(elsewhere[1] | elsewhere[2] << 8);
 }
 // A lane's part of a checkpoint as it is in memory, so that it can be loaded long before it is unpacked.
-struct Fetched { Word4 v; u32 exponents, rest; };
+struct FetchedWalker { Word4 v; u32 exponents, rest; };
 template <bool FAR_POSSIBLE>
-DEVICE void unpack_cells(Scaled (&z)[4], const Fetched& packed) {
+DEVICE void unpack_cells(Scaled (&z)[4], const FetchedWalker& packed) {
   const Word4& v = packed.v;
   const u32 exponents = packed.exponents, rest = packed.rest;
   const bool far = FAR_POSSIBLE && (exponents >> 30 & 1u);
@@ -109,10 +109,10 @@ DEVICE void store_walker(SavedStates* to, const Walker& w) {
   if (any_lane(far)) pack_cells<true>(to, z, far, headless);
   else pack_cells<false>(to, z, far, headless);
 }
-DEVICE Fetched fetch_walker(const SavedStates* from) {
-  return Fetched{from->cells[lane_index()], from->exponents[lane_index()], from->rest[lane_index()]};
+DEVICE FetchedWalker fetch_walker(const SavedStates* from) {
+  return FetchedWalker{from->cells[lane_index()], from->exponents[lane_index()], from->rest[lane_index()]};
 }
-DEVICE Walker unpacked(const Fetched& packed) {
+DEVICE Walker unpacked(const FetchedWalker& packed) {
   Scaled z[4];
   if (any_lane(packed.exponents >> 30 & 1u)) unpack_cells<true>(z, packed);
   else unpack_cells<false>(z, packed);
@@ -133,9 +133,9 @@ DEVICE void store_walker(SavedStates* to, const Walker& w) {
     slots[(LANE_ROWS + q) * 32 + lane_index()] = StoredState{w.previous[q].f, w.previous[q].n};
   slots[(2 * LANE_ROWS - 1) * 32 + lane_index()] = StoredState{w.above.f, w.above.n};
 }
-typedef Walker Fetched;
-DEVICE Walker unpacked(const Fetched& w) { return w; }
-DEVICE Fetched fetch_walker(const SavedStates* from) {
+typedef Walker FetchedWalker;
+DEVICE Walker unpacked(const FetchedWalker& w) { return w; }
+DEVICE FetchedWalker fetch_walker(const SavedStates* from) {
   const StoredState* slots = from->slots;
   Walker w = fresh_walker();
   UNROLL for (int q = 0; q < LANE_ROWS; q++) {
@@ -166,10 +166,10 @@ DEVICE SavedStates* saved_state(const Params& p, const Strip& s, i32 checkpoint)
 DEVICE void save_checkpoint(const Params& p, const Strip& s, i32 checkpoint, const Walker& w) {
   if (p.save && checkpoint > first_checkpoint(s)) store_walker(saved_state(p, s, checkpoint), w);
 }
-DEVICE Fetched fetch_checkpoint(const Params& p, const Strip& s, i32 checkpoint) {
-  return checkpoint > first_checkpoint(s) ? fetch_walker(saved_state(p, s, checkpoint)) : Fetched{};
+DEVICE FetchedWalker fetch_checkpoint(const Params& p, const Strip& s, i32 checkpoint) {
+  return checkpoint > first_checkpoint(s) ? fetch_walker(saved_state(p, s, checkpoint)) : FetchedWalker{};
 }
-DEVICE Walker walker_of(const Fetched& kept, const Strip& s, i32 checkpoint) {
+DEVICE Walker walker_of(const FetchedWalker& kept, const Strip& s, i32 checkpoint) {
   return checkpoint > first_checkpoint(s) ? unpacked(kept) : first_walker(s);
 }
 DEVICE Walker load_checkpoint(const Params& p, const Strip& s, i32 checkpoint) {

@@ -1,4 +1,4 @@
-// What every source is made of, in order. A source sets WIDE, PACKED and SOURCE_NAME first.
+// What every source is made of, in order. A source sets WIDE, PACKED and SOURCE_NAME first, the tiled one TILED.
 #pragma once
 #include "build.cuh"
 #include "knobs.cuh"

@@ -57,12 +57,13 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     group_barrier(maker.barrier, GROUP);
     UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {  // one at a time, for want of registers
       float product[2][4], cross[2][4];
-      UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
+      clear(product);
+      clear(cross);
       UNROLL_BY(2) for (i32 k_step = 0; k_step < K_STEPS; k_step++) {
         u32 x[PLANES][4], b[PLANES][1][4];
         load_x_fragment(x, x_planes, k_step, thread);
         UNROLL for (int plane = 0; plane < PLANES; plane++) load_y_fragment(b[plane][0], y_planes, plane, pair, k_step, thread);
-        multiply(product, cross, x, b);
+        multiply_planes(product, cross, x, b);
       }
       UNROLL for (int c = 0; c < 2; c++) UNROLL for (int e = 0; e < 4; e++) total[pair * 2 + c][e] += product[c][e] + cross[c][e] * LOW_PLANE;
     }

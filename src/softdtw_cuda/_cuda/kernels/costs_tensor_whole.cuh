@@ -27,7 +27,8 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
   const i32 start = ring_start(tile, chunks);
   const float factor = scale_of(normalization);
   float product[COLUMN_TILES][4], cross[COLUMN_TILES][4];
-  UNROLL for (int c = 0; c < COLUMN_TILES; c++) UNROLL for (int e = 0; e < 4; e++) product[c][e] = cross[c][e] = 0.0f;
+  clear(product);
+  clear(cross);
   RowSquares squares{shared.y_squares};
   maker.bad |= stage_rows(shared.y[0], 32, maker.next, p.d, shift_of(normalization.centre, factor, thread), factor, squares, 0, thread);
   if (following >= 0) maker.next = fetch_rows(normalization.y, following * 32, thread);
@@ -36,7 +37,7 @@ DEVICE void make_costs(CostMaker& maker, const Params& p, const Strip& s, const 
     u32 b[PLANES][COLUMN_TILES / 2][4];
     UNROLL for (int plane = 0; plane < PLANES; plane++)
       UNROLL for (int pair = 0; pair < COLUMN_TILES / 2; pair++) load_y_fragment(b[plane][pair], shared.y[0], plane, pair, k_step, thread);
-    multiply(product, cross, x, b);
+    multiply_planes(product, cross, x, b);
   };
   if constexpr (KEEP_X) {
     UNROLL for (int k_step = 0; k_step < K_STEPS; k_step++) add_product(maker.x[k_step], k_step);

@@ -6,7 +6,7 @@ struct alignas(64) ForwardShared {
   PairRows rows;
 };
 
-DEVICE void forward_strip(const Params& p, const Strip& s, const Features& reference, ForwardShared& shared, bool& bad) {
+DEVICE void forward_strip(const Params& p, const Strip& s, const Point& reference, ForwardShared& shared, bool& bad) {
   const i32 lane = (i32)lane_index();
   LaneSeries own;
   read_rows(own, p, s);
@@ -16,7 +16,7 @@ DEVICE void forward_strip(const Params& p, const Strip& s, const Features& refer
   StoredState* below = bottom_row(p, s, s.index);
   Walker w = first_walker(s);
   UNROLL_BY(1) for (i32 base = 0; base <= last_step(s); base += 32) {
-    const Features entering = read_features(y_of(p, s), base + lane, s.m, p.d);
+    const Point entering = read_features(y_of(p, s), base + lane, s.m, p.d);
     bad |= out_of_range(entering, reference, scale);
     warp_barrier();
     put_features(shared.y, base + lane, entering);

@@ -160,7 +160,7 @@ DEVICE void add_grad_y_product(float (&c)[GY_TILES][4], float (&cross)[GY_TILES]
     UNROLL for (int pair = 0; pair < GY_TILES / 2; pair++)
       load_matrices_transposed(b[plane][pair], &x_planes[plane * STRIP_ROWS + k_step * 16 + (at.matrix & 1) * 8 + (at.lane & 7)]
                                                         [(first_feature_tile + pair * 2 + (at.matrix >> 1)) * 8]);
-  multiply(c, cross, e_columns, b);
+  multiply_planes(c, cross, e_columns, b);
 }
 DEVICE void put_grad_y(const Params& p, const GradYOrder& order, const Float2 (&old)[2][GY_TILES], const i64 (&starts)[2],
                        const float (&c)[GY_TILES][4], const float (&cross)[GY_TILES][4], const float (&column_sum)[2], const PlaneRow* y_planes,

@@ -61,7 +61,7 @@ DEVICE void make_grad_x(GradX& maker, const Params& p, const Strip& s, const Nor
         UNROLL for (int k_step = 0; k_step < 2; k_step++) {
           u32 b[PLANES][GX_TILES_AT_A_TIME / 2][4];
           read_y(b, y_planes, at, k_step, first);
-          multiply(c, cross, e_rows[k_step], b);
+          multiply_planes(c, cross, e_rows[k_step], b);
         }
         UNROLL for (int i = 0; i < GX_TILES_AT_A_TIME; i++)
           UNROLL for (int h = 0; h < 2; h++) {

@@ -61,7 +61,7 @@
 #ifdef DIMS
 #define PAIR_STEPS (DIMS <= 4 ? 8 : 4)
 #endif
-#ifdef SLICED  // tiled kernels
+#ifdef TILED
 #define IS_TENSOR (MODE == TENSOR)
 #define KEEP_X (DIMS <= 64 && !SLICED)
 #define FETCHES_X_EARLY (DIMS <= 64 && !(DIMS == 64 && INPUT == FLOAT16 && FIT == ANY_ROWS))

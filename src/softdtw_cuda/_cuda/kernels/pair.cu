@@ -26,7 +26,7 @@ KERNEL THREADS_PER_BLOCK(32, PAIR_FORWARD_BLOCKS) pair_forward(GRID_CONSTANT con
     if (lane_index() == 0) store_invalid_value(p, pair);
     return;
   }
-  const Features reference = read_features(x_of(p, first), 0, first.n, p.d);
+  const Point reference = read_features(x_of(p, first), 0, first.n, p.d);
   // Columns left of the first: as good as any, but for their range.
   UNROLL for (int i = 0; i < WINDOW / 32; i++) put_features(shared.y, i * 32 + (i32)lane_index(), reference);
   bool bad = false;

@@ -20,7 +20,7 @@ DEVICE void walk_forward_chunk(const Params& p, const Strip& s, Walker& w, i32 b
   const i32 lane = (i32)lane_index();
   const i32 end = s.is_last ? final_step(s) : -1, leaving = s.n - 1 - s.first_row;
   steps.seek();
-  auto walk_chunk = [&](auto last_strip) {
+  auto walk_steps = [&](auto last_strip) {
     walk<STEPS>(w, 32, steps, [](int, const Terms&, real) {}, [&](i32 k) {
       // The row that leaves the strip: the bottom one for the next strip, or the pair's last for its result.
       if (decltype(last_strip)::value) {
@@ -30,8 +30,8 @@ DEVICE void walk_forward_chunk(const Params& p, const Strip& s, Walker& w, i32 b
       }
     });
   };
-  if (s.is_last) walk_chunk(Yes{});
-  else walk_chunk(No{});
+  if (s.is_last) walk_steps(Yes{});
+  else walk_steps(No{});
   warp_barrier();
   const i32 column = base + lane - (STRIP_ROWS - 1);
   if (!s.is_last && column >= 0 && column < s.m) below[column] = rows.bottom[lane];
@@ -43,12 +43,12 @@ DEVICE void walk_forward_chunk(const Params& p, const Strip& s, Walker& w, i32 b
 }
 
 // What the rows' last cells of a backward pass on.
-struct Weights { float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS]; };
-DEVICE void clear_weight(Weights& w) { UNROLL for (int q = 0; q < LANE_ROWS; q++) w.left[q] = w.diagonal[q] = w.pass[q] = 0.0f; }
-DEVICE bool has_weight(const Weights& w) {
+struct Outflow { float left[LANE_ROWS], diagonal[LANE_ROWS], pass[LANE_ROWS]; };
+DEVICE void clear_weight(Outflow& out) { UNROLL for (int q = 0; q < LANE_ROWS; q++) out.left[q] = out.diagonal[q] = out.pass[q] = 0.0f; }
+DEVICE bool has_weight(const Outflow& out) {
   bool some = false;
   UNROLL for (int q = 0; q < LANE_ROWS; q++)
-    some |= !(w.left[q] < LEAST_WEIGHT && w.diagonal[q] < LEAST_WEIGHT && w.pass[q] < LEAST_WEIGHT);
+    some |= !(out.left[q] < LEAST_WEIGHT && out.diagonal[q] < LEAST_WEIGHT && out.pass[q] < LEAST_WEIGHT);
   return some;
 }
 // Columns whose weight the strip below has stored: none at first.

@@ -39,8 +39,8 @@ struct Params {
   i32 checkpoints;          // checkpoints kept per strip
   i32 bound_columns;        // columns kept of each bottom row
   i32 tiles;                // column tiles of 32
-  i32 start_lag;            // backward: a strip begins where the one so many before it in the walk found alignment weight;
-                            // the first so many begin at their last column
+  i32 start_lag;            // backward: a strip begins where the one before it in the walk sent alignment weight (1), or
+                            // where the one so many before it found some; the first so many begin at their last column
   i32 rerun;                // 1: walk only the flagged pairs, however few blocks there are
   i32 blocks;               // of the launch
   i32 save;                 // forward: keep states and bounds

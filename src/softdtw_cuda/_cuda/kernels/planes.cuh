@@ -48,7 +48,7 @@ DEVICE void load_x_fragment(u32 (&a)[PLANES][4], const PlaneRow* x, i32 k_step, 
 // c += A B and cross += A_lo B_hi + A_hi B_lo for neighbouring 8-column tiles of B. Neighbouring products belong to
 // different accumulators, so none waits for the one before.
 template <int TILES, int A_PLANES>
-DEVICE void multiply(float (&c)[TILES][4], float (&cross)[TILES][4], const u32 (&a)[A_PLANES][4], const u32 (&b)[PLANES][(TILES + 1) / 2][4]) {
+DEVICE void multiply_planes(float (&c)[TILES][4], float (&cross)[TILES][4], const u32 (&a)[A_PLANES][4], const u32 (&b)[PLANES][(TILES + 1) / 2][4]) {
   UNROLL for (int i = 0; i < TILES; i++) mma_input(c[i], a[0], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);
   if constexpr (A_PLANES > 1) {
     UNROLL for (int i = 0; i < TILES; i++) mma_input(cross[i], a[1], b[0][i / 2][(i & 1) * 2], b[0][i / 2][(i & 1) * 2 + 1]);

@@ -87,7 +87,7 @@ DEVICE Shares shares_of(const Terms& t, float sum) {
 }
 #endif
 
-DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
+DEVICE Terms terms_of(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
   Terms t;
   t.m = min_of3(up.n, left.n, diagonal.n);
   t.up = shifted(up.f, add_then_min(up.n, -t.m, (exponent)MAX_SHIFT));

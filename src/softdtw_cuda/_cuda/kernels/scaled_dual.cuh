@@ -50,7 +50,7 @@ DEVICE real shifted(const Scaled& z, i64 m) {
   return z.f * power_of_half(k < (u64)MAX_SHIFT ? (i32)k : MAX_SHIFT);
 }
 struct Terms { real up, left, diagonal, sum; i64 m; };  // of eq. (5), brought to the exponent m
-DEVICE Terms align(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
+DEVICE Terms terms_of(const Scaled& up, const Scaled& left, const Scaled& diagonal) {
   Terms t;
   t.m = min_of3(left.n, diagonal.n, up.n);  // what comes from the lane above comes last
   t.up = shifted(up, t.m);

@@ -13,6 +13,7 @@
 #define WIDE 0
 #define PACKED 0
 #define SOURCE_NAME "tiled"
+#define TILED
 #include "primitives.cuh"
 #include "common.cuh"
 #include "pruning.cuh"

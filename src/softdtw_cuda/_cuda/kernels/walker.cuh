@@ -37,7 +37,7 @@ template <int Q, class Keep>
 DEVICE void advance_rows(Walker& w, const real (&cost)[LANE_ROWS], const Scaled& up, Keep keep) {
   Scaled above = up, diagonal = w.above;
   if constexpr (Q > 0) { above = w.current[Q - 1]; diagonal = w.previous[Q - 1]; }
-  Terms t = align(above, w.current[Q], diagonal);
+  Terms t = terms_of(above, w.current[Q], diagonal);
   real sum = sum_of(t);
   keep(Q, t, sum);
   w.previous[Q] = w.current[Q];

@@ -31,7 +31,7 @@ template <bool TOTAL, class Keep> DEVICE void advance(Walker& w, const Entry& en
   up.v = from_lane_above(w.v);
   if (TOTAL) up.total = from_lane_above(w.total);
   if (lane_index() == 0) up = top;
-  const Terms t = align(up.z, w.current, w.above);
+  const Terms t = terms_of(up.z, w.current, w.above);
   const Shares share = shares_of(t);
   const real b = up.v, c = w.u;
   keep(share, b, c);
