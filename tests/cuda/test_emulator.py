@@ -143,6 +143,15 @@ def test_float_to_half_rounds_to_nearest_even(toys: EmulatedModule) -> None:
     np.testing.assert_array_equal(arithmetic(toys, 9, bits), negated << 16 | expected)
 
 
+def test_max_or_nan_and_absolute(toys: EmulatedModule) -> None:
+    bits = float_samples()
+    values = bits.view(np.float32)
+    expected = np.where(values > 0, bits, np.uint32(0))
+    expected[np.isnan(values)] = 0x7FFFFFFF
+    np.testing.assert_array_equal(arithmetic(toys, 10, bits), expected)
+    np.testing.assert_array_equal(arithmetic(toys, 11, bits), bits & np.uint32(0x7FFFFFFF))
+
+
 def test_pack_bf16_rounds_to_nearest_even(toys: EmulatedModule) -> None:
     bits = float_samples()
     values = torch.from_numpy(bits.view(np.float32))
@@ -622,7 +631,7 @@ def test_primitives_equal_the_hardware(toys: EmulatedModule, device_toys: Device
     halves = np.arange(2**16, dtype=np.uint32)
     halves = halves[~np.isnan(halves.astype(np.uint16).view(np.float16))]
     check(lambda: Toy(halves, halves.size), "arithmetic", n=halves.size, option=0)
-    for option in (1, 2, 5, 6, 7, 8, 9):
+    for option in (1, 2, 5, 6, 7, 8, 9, 10, 11):
         check(lambda: Toy(bits, bits.size), "arithmetic", n=bits.size, option=option)
     for option in (0, 1):
         check(lambda: Toy(random_words(128), 128), "matrices", option=option, shared_bytes=512)

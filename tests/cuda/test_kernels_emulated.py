@@ -846,6 +846,18 @@ def test_ordinary_samples_are_not(compute: Compute, case: Case) -> None:
         assert flagged(case, compute(case).state) == [False] * case.batch
 
 
+def test_rows_that_are_not_there_flag_nothing(compute: Compute) -> None:
+    """A strip has one row more than x: its costs are those of the last row, not of one without squares."""
+    case = Case(batch=1, n=63, m=40, d=20)
+    given = inputs_of(case)
+    given.x[:] = 0.0
+    given.x[:, -1] = 588.0
+    given.y[:] = 294.0  # costs are 0.6 of the range; less the squares of the last row, -1.8 of it
+    answer = compute(case, given)
+    assert flagged(case, answer.state) == [False]
+    assert_right(case, given, answer)
+
+
 @pytest.mark.parametrize(
     "case", [replace(case, gamma=1e-3) for case in FAMILIES if case.dtype == F32], ids=str
 )

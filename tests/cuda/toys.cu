@@ -55,6 +55,8 @@ KERNEL_OF_WARPS(1) arithmetic(GRID_CONSTANT const Params p) {
     if (p.option == 6) r = bits_of(min_of(v, 1.0f));
     if (p.option == 7) r = (u32)add_then_min((i32)bits, 5, 100);
     if (p.option == 9) r = pack_f16(v, -v);
+    if (p.option == 10) r = bits_of(max_or_nan(v, 0.0f));
+    if (p.option == 11) r = bits_of(absolute(v));
     if (p.option == 8) r = (u32)min_of3((i32)bits, 7, -3);
     p.out[i] = r;
   }

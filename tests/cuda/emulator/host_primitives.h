@@ -102,6 +102,8 @@ DEVICE float min_of(float a, float b) {
   if (isnan(a)) return isnan(b) ? float_of(0x7fffffffu) : b;
   return isnan(b) || a < b || (a == b && signbit(a)) ? a : b;
 }
+DEVICE float max_or_nan(float a, float b) { return isnan(a) || isnan(b) ? float_of(0x7fffffffu) : max_of(a, b); }
+DEVICE float absolute(float v) { return __builtin_fabsf(v); }
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DEVICE float multiply(float a, float b) { return a * b; }  // built with -ffp-contract=off

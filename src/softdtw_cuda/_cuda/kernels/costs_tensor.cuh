@@ -23,9 +23,7 @@ DEVICE void put_costs(const Params& p, const Strip& s, const Normalization& norm
   UNROLL for (int c = 0; c < COLUMN_TILES; c++)
     UNROLL for (int e = 0; e < 4; e++) {
       i32 row = first_row + (e >> 1) * 8, column = (first_column_tile(warp) + c) * 8 + 2 * t + (e & 1);
-      float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - twice * inner(c, e);
-      // Rounding can leave a little less than zero. NaN stays, and an overflown product becomes one: both are flagged.
-      if (distance < 0.0f) distance = distance > -3.0e38f ? 0.0f : distance - distance;
+      const float distance = (x_squares[e >> 1] + y_squares[c][e & 1]) - twice * inner(c, e);
       put_cost(ring, start, chunks, s, row, column, tile, distance * scale, bad);
     }
 }

@@ -54,16 +54,14 @@ DEVICE float unscale_of(const Normalization& normalization) {
 }
 
 #define ROWS_MEASURED (STRIP_ROWS + 8)  // the strip's own, then eight of y from the whole of it
-// Row r of those: where it is, and whether it is there.
-struct MeasuredRow { const element* at; bool there; };
-DEVICE MeasuredRow measured_row(const Features& x, const Features& y, const Strip& s, i32 r) {
+// Row r of those. Past the last of x it is x's last row, so that costs of rows that are not there are in range, too; past the
+// last of all it is y's, which is measured already and changes nothing.
+DEVICE const element* measured_row(const Features& x, const Features& y, const Strip& s, i32 r) {
   const u32 sample = (u32)(r < ROWS_MEASURED ? r - STRIP_ROWS : 7);
   const i32 row = r < STRIP_ROWS ? s.first_row + r : (i32)(sample * (u32)(s.m - 1) / 7u);
-  // Past the last of them it is y's last row, which is measured already and changes nothing.
-  if (r >= STRIP_ROWS) return MeasuredRow{y.rows + (i64)row * y.d, true};
-  return MeasuredRow{x.rows + (i64)(row < x.count ? row : x.count - 1) * x.d, row < x.count};
+  if (r >= STRIP_ROWS) return y.rows + (i64)row * y.d;
+  return x.rows + (i64)(row < x.count ? row : x.count - 1) * x.d;
 }
-DEVICE float size_of(float v) { return v < 0.0f ? -v : v; }
 // One warp's part of row r: its lanes' sums of squares and largest values, put together.
 DEVICE void measure_row(Normalization& normalization, i32 r, double sum, float largest) {
   UNROLL for (int mask = 16; mask > 0; mask /= 2) {
@@ -96,26 +94,24 @@ template <int THREADS> DEVICE void make_normalization(Normalization& normalizati
   for (i32 k = thread; k < MOST_CENTRES; k += THREADS) normalization.centre[k] = centre_of(x, y, s, k);
   block_barrier();
   for (i32 r = warp; r < ROWS_MEASURED; r += WARPS) {
-    const MeasuredRow row = measured_row(x, y, s, r);
+    const element* row = measured_row(x, y, s, r);
     double sum = 0.0;
     float largest = 0.0f;
     auto measure = [&](float v, float centre) {
       v -= centre;
-      largest = max_of(largest, size_of(v));
+      largest = max_of(largest, absolute(v));
       sum += (double)v * (double)v;
     };
-    if (row.there) {
-      i32 k = FIT != ANY_ROWS ? lane * 4 : lane;
-      UNROLL_BY(4) for (; k < p.d && k < MOST_CENTRES; k += FIT != ANY_ROWS ? 128 : 32) {
-        if constexpr (FIT != ANY_ROWS) {
-          const Quad quad = unpack(*(const PackedQuad*)(row.at + k));
-          UNROLL for (int j = 0; j < 4; j++) measure(quad.v[j], normalization.centre[k + j]);
-        } else {
-          measure(to_float(row.at[k]), normalization.centre[k]);
-        }
+    i32 k = FIT != ANY_ROWS ? lane * 4 : lane;
+    UNROLL_BY(4) for (; k < p.d && k < MOST_CENTRES; k += FIT != ANY_ROWS ? 128 : 32) {
+      if constexpr (FIT != ANY_ROWS) {
+        const Quad quad = unpack(*(const PackedQuad*)(row + k));
+        UNROLL for (int j = 0; j < 4; j++) measure(quad.v[j], normalization.centre[k + j]);
+      } else {
+        measure(to_float(row[k]), normalization.centre[k]);
       }
-      UNROLL_BY(1) for (k = MOST_CENTRES + lane; k < p.d; k += 32) measure(to_float(row.at[k]), centre_of(x, y, s, k));
     }
+    UNROLL_BY(1) for (k = MOST_CENTRES + lane; k < p.d; k += 32) measure(to_float(row[k]), centre_of(x, y, s, k));
     measure_row(normalization, r, sum, largest);
   }
   block_barrier();
@@ -136,18 +132,17 @@ template <int THREADS> DEVICE void make_normalization(Normalization& normalizati
   UNROLL_BY(1) for (int round = 0; round < ROUNDS; round += TOGETHER) {
     element v[TOGETHER][PER_LANE];
     UNROLL for (int i = 0; i < TOGETHER; i++) {
-      const MeasuredRow row = measured_row(x, y, s, warp + (round + i) * WARPS);
-      UNROLL for (int j = 0; j < PER_LANE; j++) v[i][j] = row.at[lane + j * 32 < p.d ? lane + j * 32 : p.d - 1];
+      const element* row = measured_row(x, y, s, warp + (round + i) * WARPS);
+      UNROLL for (int j = 0; j < PER_LANE; j++) v[i][j] = row[lane + j * 32 < p.d ? lane + j * 32 : p.d - 1];
     }
     if (round == 0) block_barrier();
     UNROLL for (int i = 0; i < TOGETHER; i++) {
       const i32 r = warp + (round + i) * WARPS;
-      const bool there = measured_row(x, y, s, r).there;
       double sum = 0.0;
       float largest = 0.0f;
       UNROLL for (int j = 0; j < PER_LANE; j++) {
-        float away = there && lane + j * 32 < p.d ? to_float(v[i][j]) - normalization.centre[lane + j * 32] : 0.0f;
-        largest = max_of(largest, size_of(away));
+        float away = lane + j * 32 < p.d ? to_float(v[i][j]) - normalization.centre[lane + j * 32] : 0.0f;
+        largest = max_of(largest, absolute(away));
         sum += (double)away * (double)away;
       }
       measure_row(normalization, r, sum, largest);

@@ -48,6 +48,8 @@ DEVICE float exp2_fast(float v) { float r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f
 DEVICE float reciprocal_fast(float v) { float r; asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(v)); return r; }
 DEVICE float max_of(float a, float b) { return fmaxf(a, b); }  // the operand that is not NaN
 DEVICE float min_of(float a, float b) { return fminf(a, b); }
+DEVICE float max_or_nan(float a, float b) { float r; asm("max.NaN.f32 %0,%1,%2;" : "=f"(r) : "f"(a), "f"(b)); return r; }  // from 8.0 on
+DEVICE float absolute(float v) { return fabsf(v); }
 DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }  // never fused with a sum
 DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }

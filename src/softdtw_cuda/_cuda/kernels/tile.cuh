@@ -46,10 +46,14 @@ template <int THREADS> DEVICE void fill_ring(float* ring, i32 count, float value
 // The cost of a cell that no tile has.
 #define BLANK_COST (BANDED ? 2.0f * FORBIDDEN_FROM : 0.0f)
 
-// Writes one scaled cost into the ring and watches its range.
+// Writes one scaled cost into the ring and watches its range. What comes from tensor cores can be a little less than zero, by
+// rounding, and is taken for zero; much less than that is an overflow, and out of range as NaN is.
 DEVICE void put_cost(Step* ring, i32 start, i32 chunks, const Strip& s, i32 row, i32 column_in_tile, i32 tile, float cost, bool& bad) {
   if (BANDED && (!in_band(s, s.first_row + row, tile * 32 + column_in_tile) || s.first_row + row >= s.n)) cost = 2.0f * FORBIDDEN_FROM;
-  else bad |= !(cost < FORBIDDEN_FROM);
+  else bad |= !(absolute(cost) < FORBIDDEN_FROM);
+#if MODE == TENSOR
+  cost = max_or_nan(cost, 0.0f);
+#endif
   ring[ring_step(start, column_in_tile + row, chunks)][row] = cost;
 }
 
