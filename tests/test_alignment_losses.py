@@ -300,6 +300,37 @@ class TestDivergences:
         # The limit of the sharp divergence.
         assert relative(softdtw_divergence(x, y, kind="sharp", gamma=1e7), measured.cpu()) < 1e-5
 
+    def test_mean_cost_leaves_forbidden_cells_out(self, device: str) -> None:
+        """As the other kinds do; +inf where every path is forbidden."""
+        x, y = (side.detach().requires_grad_() for side in series(device, 4, 3))
+
+        def forbidding(x: Tensor, y: Tensor) -> Tensor:
+            return (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(3).index_put(walls, wall)
+
+        def mean_cost(a: Tensor, b: Tensor) -> Tensor:
+            cost = (a.unsqueeze(1) - b.unsqueeze(0)).square().sum(2)
+            totals = [
+                sum(cost[i, j] for i, j in path) for path in paths(len(a), len(b)) if (1, 0) not in path
+            ]
+            return sum(totals) / len(totals)
+
+        one = torch.ones((), dtype=torch.int64, device=device)
+        wall = torch.tensor(math.inf, dtype=x.dtype, device=device)
+        walls = (torch.arange(3, device=device), one, 0 * one)
+        measured = softdtw_divergence(x, y, kind="mean_cost", dist=forbidding)
+        expected = torch.stack(
+            [
+                mean_cost(a, b) - (mean_cost(a, a) + mean_cost(b, b)) / 2
+                for a, b in zip(x.unbind(), y.unbind(), strict=True)
+            ]
+        )
+        torch.testing.assert_close(measured, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(measured.sum(), (x, y)), torch.autograd.grad(expected.sum(), (x, y))
+        )
+        walls = (torch.arange(3, device=device), 0 * one, 0 * one)
+        assert not softdtw_divergence(x, y, kind="mean_cost", dist=forbidding).isfinite().any()
+
 
 class TestDilate:
     """The definitions of Le Guen and Thome (2019)."""
