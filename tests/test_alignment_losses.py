@@ -310,9 +310,11 @@ class TestDivergences:
         def mean_cost(a: Tensor, b: Tensor) -> Tensor:
             cost = (a.unsqueeze(1) - b.unsqueeze(0)).square().sum(2)
             totals = [
-                sum(cost[i, j] for i, j in path) for path in paths(len(a), len(b)) if (1, 0) not in path
+                torch.stack([cost[i, j] for i, j in path]).sum()
+                for path in paths(len(a), len(b))
+                if (1, 0) not in path
             ]
-            return sum(totals) / len(totals)
+            return torch.stack(totals).mean()
 
         one = torch.ones((), dtype=torch.int64, device=device)
         wall = torch.tensor(math.inf, dtype=x.dtype, device=device)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.error_budget import ROUNDING_FACTOR, SECOND_ORDER_BUDGET
+from benchmarks.error_budget import ROUNDING_FACTOR, SECOND_ORDER_BUDGET, to_nearest
 from softdtw_cuda import _backends, _reference
 from softdtw_cuda._cuda import config, dual, launch
 from softdtw_cuda._cuda.config_dual import dual_kernel, layout_of
@@ -94,8 +94,7 @@ class _Blurred:
         exact = _reference.dual_from_cost
 
         def rounded(cost: Tensor, omega: Tensor, *options: Any) -> Any:
-            narrow = cost.float().double(), omega.float().double()
-            return exact(*narrow, *options, True)
+            return exact(to_nearest(cost), to_nearest(omega), *options, to_nearest)
 
         with self._patch.context() as patch:
             patch.setattr(_reference, "dual_from_cost", rounded)
