@@ -9,7 +9,7 @@ costs in float32 can do better than that rounding.
 Second order: Hessian-vector products along normal tangents of x and y, and gradients of the expected cost
 <E, Omega> with Omega = (i / N - j / M)^2, each within 2e-5 relative in norm or ten times what rounding the
 exact costs, Omega and shares p to float32 does to equations (12) to (15) in float64: the root mean square of
-four roundings, one to nearest and three to either neighbour at random, more often to the nearer one. Where one
+four roundings, one to nearest and three to either neighbour at random, more often to the nearer. Where one
 path has nearly all the weight, the gradient hangs on the rounding of a few numbers, and a single one may be
 lucky. Alignment weight below 2^-64 is pruned: what that may leave out of an entry of E-dot,
 4 N M 2^-64 (N + M) max|Omega| / gamma, is taken off the difference first. It matters where one path is so

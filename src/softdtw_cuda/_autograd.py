@@ -285,9 +285,9 @@ def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_n
 
 
 THIRD_DERIVATIVE = (
-    "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
-    "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
-    "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
+    "softdtw_cuda: third derivatives are not implemented, nor derivatives of a gradient wrt omega; do not "
+    "differentiate a second derivative of Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or "
+    "entropy (leave create_graph=True out of the last backward, detach what it returns)."
 )
 
 
