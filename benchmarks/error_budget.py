@@ -8,9 +8,12 @@ costs in float32 can do better than that rounding.
 
 Second order: Hessian-vector products along normal tangents of x and y, and gradients of the expected cost
 <E, Omega> with Omega = (i / N - j / M)^2, each within 2e-5 relative in norm or ten times what rounding the
-exact costs, Omega and shares p to float32 does to equations (12) to (15) in float64. Alignment weight below
-2^-100 is pruned: what that may leave out, N M 2^-100 / gamma by (21), is taken off the difference first. It
-matters where one path is so likely that a gradient of the expected cost is next to nothing.
+exact costs, Omega and shares p to float32 does to equations (12) to (15) in float64: the root mean square of
+four roundings, one to nearest and three to either neighbour at random, more often to the nearer. Where one
+path has nearly all the weight, the gradient hangs on the rounding of a few numbers, and a single one may be
+lucky. Alignment weight below 2^-64 is pruned: what that may leave out of an entry of E-dot,
+4 N M 2^-64 (N + M) max|Omega| / gamma, is taken off the difference first. It matters where one path is so
+likely that a gradient of the expected cost is next to nothing.
 
 --write keeps every case as soon as it is measured; --resume leaves out what the same command has written
 today.
@@ -20,13 +23,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.util
 import itertools
 import math
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,7 +51,9 @@ VALUE_BUDGET = 1e-6
 GRADIENT_BUDGET = 1e-5
 SECOND_ORDER_BUDGET = 2e-5
 ROUNDING_FACTOR = 10.0
-PRUNED_WEIGHT = 2.0**-100
+PRUNED_WEIGHT = 2.0**-64
+ROUNDINGS = 4
+"""Of which the root mean square is taken: a single one is now and then lucky."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,27 @@ def series(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
     x = torch.randn(1, shape.n, shape.d, generator=generator) + shape.offset
     y = torch.randn(1, shape.m, shape.d, generator=generator) + shape.offset
     return x, y
+
+
+def to_nearest(wide: Tensor) -> Tensor:
+    """float64 numbers rounded to float32."""
+    return wide.float().double()
+
+
+def at_random(wide: Tensor, generator: torch.Generator) -> Tensor:
+    """float64 numbers rounded to one of the two float32 numbers around each, more often the nearer one."""
+    nearest = wide.float()
+    other = torch.nextafter(nearest, torch.where(wide > nearest, math.inf, -math.inf).float())
+    share = (wide - nearest).abs() / (other.double() - nearest).abs()
+    drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64, device=wide.device)
+    return torch.where(drawn < share, other, nearest).double()
+
+
+def roundings(device: str) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Ways to round, the same for every case."""
+    yield to_nearest
+    for seed in range(1, ROUNDINGS):
+        yield functools.partial(at_random, generator=torch.Generator(device).manual_seed(seed))
 
 
 def relative(measured: Tensor, truth: Tensor, pruned: float = 0.0) -> float:
@@ -173,6 +200,12 @@ def _series_products(slope: Tensor, alignment: Tensor, sides: list[Tensor], tang
     )
 
 
+def _pruned(shape: Shape, omega: Tensor, gamma: float) -> float:
+    """How far pruning may move an entry of E-dot."""
+    dropped = shape.n * shape.m * PRUNED_WEIGHT
+    return 4 * dropped * (shape.n + shape.m) * omega.abs().max().item() / gamma
+
+
 def measure_second_order(
     shapes: list[Shape], gamma: float, device: str, seed: int = 0
 ) -> Iterator[SecondErrors]:
@@ -189,29 +222,25 @@ def measure_second_order(
         position = (i.view(1, -1, 1) - j.view(1, 1, -1)).square()
         # Both directions in one batch: the costs are the same.
         omegas = torch.cat([change, position])
-        tables, rounded_tables = (
-            _reference.dual_from_cost(cost.expand(2, -1, -1), direction, gamma, rounded_shares=is_rounded)[1:]
-            for cost, direction, is_rounded in (
-                (exact, omegas, False),
-                (exact.float().double(), omegas.float().double(), True),
-            )
-        )
+        tables = _reference.dual_from_cost(exact.expand(2, -1, -1), omegas, gamma)[1:]
+        rounded_tables = [
+            _reference.dual_from_cost(
+                rounded(exact).expand(2, -1, -1), rounded(omegas), gamma, rounded=rounded
+            )[1:]
+            for rounded in roundings(device)
+        ]
         for k, what in enumerate(("hvp", "expected")):
-            truth, blurred = ([table[k : k + 1] for table in each] for each in (tables, rounded_tables))
+            truths = [[table[k : k + 1] for table in each] for each in (tables, *rounded_tables)]
             if what == "hvp":
                 slopes = torch.autograd.grad(softdtw(x, y, gamma=gamma).sum(), (x, y), create_graph=True)
                 along = (slopes[0] * a).sum() + (slopes[1] * b).sum()
                 measured = torch.autograd.grad(along, (x, y))
-                results = [
-                    _series_products(slope, alignment, wide, tangents)
-                    for alignment, slope in (truth, blurred)
-                ]
+                results = [_series_products(slope, alignment, wide, tangents) for alignment, slope in truths]
             else:
                 value = softdtw_expected_cost(x, y, gamma=gamma)
                 measured = torch.autograd.grad(value.sum(), (x, y))
                 results = [
-                    torch.cat([side.flatten() for side in gradients(slope, *wide)])
-                    for _, slope in (truth, blurred)
+                    torch.cat([side.flatten() for side in gradients(slope, *wide)]) for _, slope in truths
                 ]
             ours = torch.cat([side.double().flatten() for side in measured])
             theirs = _philtorch_product(x, y, a, b, gamma) if what == "hvp" else None
@@ -219,8 +248,8 @@ def measure_second_order(
                 **asdict(shape),
                 gamma=gamma,
                 what=what,
-                error=relative(ours, results[0], shape.n * shape.m * PRUNED_WEIGHT / gamma),
-                rounding=relative(results[1], results[0]),
+                error=relative(ours, results[0], _pruned(shape, omegas[k], gamma)),
+                rounding=math.hypot(*(relative(each, results[0]) for each in results[1:])) / ROUNDINGS**0.5,
                 theirs=math.nan if theirs is None else relative(theirs, results[0]),
             )
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from benchmarks.error_budget import SECOND_ORDER_BUDGET
 from softdtw_cuda import (
     DilateLoss,
+    _reference,
     softdtw,
     softdtw_alignment,
     softdtw_divergence,
@@ -166,6 +168,95 @@ class TestSharp:
         torch.testing.assert_close(measured.double(), expected, rtol=1e-6, atol=1e-9)
 
 
+def jumps(length: int, height: float) -> tuple[Tensor, Tensor]:
+    """A jump that comes early in x and late in y: all likely paths are far from the diagonal."""
+    k = torch.arange(length, dtype=torch.float64)
+    x = height * (k >= length // 10) + 0.001 * k.sin()
+    y = height * (k >= length - length // 10) + 0.001 * k.cos()
+    return x.view(1, -1, 1), y.view(1, -1, 1)
+
+
+def bumps(length: int, height: float) -> tuple[Tensor, Tensor]:
+    """The same bump early in x and late in y."""
+    k = torch.arange(length, dtype=torch.float64) / length
+    x, y = (height * (-(((k - middle) / 0.05) ** 2)).exp() for middle in (0.3, 0.7))
+    return x.view(1, -1, 1), y.view(1, -1, 1)
+
+
+class TestPathsFarFromTheDiagonal:
+    """<E, Omega> where costs next to the diagonal are a million times those of the likely paths, or more.
+
+    Errors are relative to sum E |Omega|, of which rounding Omega and the shares moves a part.
+    """
+
+    BUDGET = {torch.float32: SECOND_ORDER_BUDGET, torch.float64: 1e-11}  # noqa: RUF012
+
+    @pytest.mark.parametrize("dtype", BUDGET)
+    @pytest.mark.parametrize("gradient", [False, True], ids=["value", "with gradient"])
+    @pytest.mark.parametrize(
+        ("of", "length", "height", "gamma"),
+        [
+            (jumps, 200, 100.0, 0.1),
+            (jumps, 500, 100.0, 0.1),
+            (jumps, 300, 1e4, 0.1),
+            (bumps, 500, 10.0, 0.01),
+        ],
+    )
+    def test_values(
+        self,
+        device: str,
+        of: Any,
+        length: int,
+        height: float,
+        gamma: float,
+        gradient: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        x, y = (side.to(device, dtype).requires_grad_(gradient) for side in of(length, height))
+        a, b = torch.randn_like(x), torch.randn_like(y)
+        wide_x, wide_y = x.detach().double(), y.detach().double()
+        difference = wide_x - wide_y.mT
+        cost = difference.square()
+        change = 2 * difference * (a.double() - b.double().mT)
+        position = torch.arange(1, length + 1, dtype=torch.float64, device=device) / length
+        position = (position.view(1, -1, 1) - position).square()
+        alignment = _reference.alignment_from_cost(cost, gamma)
+        measured = [
+            (softdtw_sharp(x, y, gamma=gamma), cost),
+            (softdtw_expected_cost(x, y, gamma=gamma), position),
+        ]
+        if gradient:  # the derivative along tangents, by the gradient's derivative wrt the incoming gradient
+            one = torch.ones(1, dtype=dtype, device=device, requires_grad=True)
+            slopes = torch.autograd.grad(softdtw(x, y, gamma=gamma), (x, y), one, create_graph=True)
+            along = (slopes[0] * a).sum() + (slopes[1] * b).sum()
+            measured.append((torch.autograd.grad(along, one)[0], change))
+        for value, omega in measured:
+            error = (value.detach().double() - (alignment * omega).sum((1, 2))).abs().item()
+            assert error <= self.BUDGET[dtype] * (alignment * omega.abs()).sum().item(), value
+
+    @pytest.mark.usefixtures("small_tiles")
+    @pytest.mark.parametrize("bandwidth", [None, 150])
+    def test_small_tiles_lengths_and_a_band(self, device: str, bandwidth: int | None) -> None:
+        """The sums of one pair are not those of the pair before, whose memory they take."""
+        x, y = (side.float().to(device) for side in jumps(190, 100.0))
+        x, y = torch.cat([x, x.flip(1), x]), torch.cat([y, y.flip(1), y])
+        lengths = {"x_lengths": [190, 150, 33], "y_lengths": [190, 100, 40]}
+        options = {"gamma": 0.1, "bandwidth": bandwidth, **lengths}
+        alignment = softdtw_alignment(x.double(), y.double(), **options)
+        expected = (alignment * (x.double() - y.double().mT).square()).sum((1, 2))
+        measured = softdtw_sharp(x, y, **options)
+        assert ((measured.double() - expected).abs() <= SECOND_ORDER_BUDGET * expected).all()
+
+    def test_the_sharp_divergence(self, device: str) -> None:
+        x, y = (side.to(device, torch.float32) for side in jumps(200, 100.0))
+        wide = softdtw_divergence(x.double(), y.double(), kind="sharp", gamma=0.1).item()
+        terms = (
+            softdtw_sharp(x, y, gamma=0.1) + softdtw_sharp(x, x, gamma=0.1) + softdtw_sharp(y, y, gamma=0.1)
+        )
+        measured = softdtw_divergence(x, y, kind="sharp", gamma=0.1).item()
+        assert abs(measured - wide) <= SECOND_ORDER_BUDGET * terms.item()
+
+
 class TestDivergences:
     @pytest.mark.parametrize("options", OPTIONS, ids=["full", "lengths", "band"])
     @pytest.mark.parametrize("kind", ["sharp", "mean_cost"])
@@ -208,6 +299,39 @@ class TestDivergences:
             assert measured[k].item() == pytest.approx(expected)
         # The limit of the sharp divergence.
         assert relative(softdtw_divergence(x, y, kind="sharp", gamma=1e7), measured.cpu()) < 1e-5
+
+    def test_mean_cost_leaves_forbidden_cells_out(self, device: str) -> None:
+        """As the other kinds do; +inf where every path is forbidden."""
+        x, y = (side.detach().requires_grad_() for side in series(device, 4, 3))
+
+        def forbidding(x: Tensor, y: Tensor) -> Tensor:
+            return (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(3).index_put(walls, wall)
+
+        def mean_cost(a: Tensor, b: Tensor) -> Tensor:
+            cost = (a.unsqueeze(1) - b.unsqueeze(0)).square().sum(2)
+            totals = [
+                torch.stack([cost[i, j] for i, j in path]).sum()
+                for path in paths(len(a), len(b))
+                if (1, 0) not in path
+            ]
+            return torch.stack(totals).mean()
+
+        one = torch.ones((), dtype=torch.int64, device=device)
+        wall = torch.tensor(math.inf, dtype=x.dtype, device=device)
+        walls = (torch.arange(3, device=device), one, 0 * one)
+        measured = softdtw_divergence(x, y, kind="mean_cost", dist=forbidding)
+        expected = torch.stack(
+            [
+                mean_cost(a, b) - (mean_cost(a, a) + mean_cost(b, b)) / 2
+                for a, b in zip(x.unbind(), y.unbind(), strict=True)
+            ]
+        )
+        torch.testing.assert_close(measured, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(measured.sum(), (x, y)), torch.autograd.grad(expected.sum(), (x, y))
+        )
+        walls = (torch.arange(3, device=device), 0 * one, 0 * one)
+        assert not softdtw_divergence(x, y, kind="mean_cost", dist=forbidding).isfinite().any()
 
 
 class TestDilate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -436,6 +437,18 @@ class TestTransforms:
             for name in parameters:
                 torch.testing.assert_close(measured[name][sample], expected[name])
 
+    @pytest.mark.parametrize("dist", METRICS)
+    def test_batches_of_gradients_can_be_differentiated(self, device: str, dist: str) -> None:
+        x, y = series(device)
+        second = []
+        for vectorize in (True, False):
+            jacobian: Any = torch.autograd.functional.jacobian(
+                lambda x: softdtw(x, y, dist=dist, gamma=0.5), x, create_graph=True, vectorize=vectorize
+            )
+            second.append(torch.autograd.grad(jacobian.square().sum(), (x, y)))
+        for ours, theirs in zip(*second, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
     def test_batches_of_second_gradients(self, device: str) -> None:
         x, y = series(device)
         (gradient,) = torch.autograd.grad(softdtw(x, y).sum(), x, create_graph=True)
@@ -445,6 +458,43 @@ class TestTransforms:
             each = torch.autograd.grad(gradient, (x, y), several[k], retain_graph=True)
             for ours, theirs in zip(batched, each, strict=True):
                 torch.testing.assert_close(ours[k], theirs)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)  # torch's own
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("value", lambda x: softdtw(x, x.flip(1).detach())),
+        pytest.param(
+            "expected cost", lambda x: softdtw_expected_cost(x, x.flip(1).detach()), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_forward_mode_in_a_compiled_graph(device: str, name: str, function: Callable[..., Any]) -> None:
+    """torch drops the tangents of operators, without a word: an error, or an uncompiled part."""
+    x, a = torch.randn(2, 2, 6, 2, device=device)
+
+    def by_func(compile_it: Callable[..., Any]) -> Tensor:
+        tangent: Tensor = compile_it(lambda x: torch.func.jvp(function, (x,), (a,))[1])(x)
+        return tangent
+
+    def by_dual(compile_it: Callable[..., Any]) -> Tensor | None:
+        with forward_ad.dual_level():
+            dual = compile_it(function)(forward_ad.make_dual(x, a))
+            tangent: Tensor | None = forward_ad.unpack_dual(dual).tangent
+        return tangent
+
+    expected = by_func(lambda call: call)
+    for derivative in (by_func, by_dual):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="no forward mode inside a compiled graph"):
+            derivative(functools.partial(torch.compile, fullgraph=True, backend="aot_eager"))
+        torch._dynamo.reset()
+        broken = derivative(functools.partial(torch.compile, backend="aot_eager"))
+        torch.testing.assert_close(broken, expected)
+    torch._dynamo.reset()
 
 
 class TestBackend:

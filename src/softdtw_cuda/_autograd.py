@@ -285,9 +285,9 @@ def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_n
 
 
 THIRD_DERIVATIVE = (
-    "softdtw_cuda: third derivatives are not implemented; do not differentiate a second derivative of "
-    "Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or entropy, which are second "
-    "derivatives already (leave create_graph=True out of the last backward, detach what it returns)."
+    "softdtw_cuda: third derivatives are not implemented, nor derivatives of a gradient wrt omega; do not "
+    "differentiate a second derivative of Soft-DTW, nor a gradient of the expected cost, sharp Soft-DTW or "
+    "entropy (leave create_graph=True out of the last backward, detach what it returns)."
 )
 
 
@@ -325,6 +325,7 @@ def _map_gradients(function: Any, size: int, in_dims: tuple[Any, ...], inputs: t
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
+    _is_compiling()  # torch.compile enters here, too, where it has given up the caller
     if in_transform() or holds_wrapped(*arguments):
         return function.apply(*arguments)
     return plain_apply(function)(*arguments)
@@ -506,6 +507,24 @@ def _may_need(side: Tensor | None) -> bool:
     return side.requires_grad or in_transform()
 
 
+def _is_compiling() -> bool:
+    """Whether torch.compile is tracing, so that operators are called; refused in forward mode.
+
+    torch has no way to give an operator a tangent, and takes a missing one for zero.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    if in_forward_mode():
+        raise RuntimeError(COMPILED_FORWARD_MODE)
+    return True
+
+
+COMPILED_FORWARD_MODE = (
+    "softdtw_cuda: no forward mode inside a compiled graph, where operators have no tangents; leave out "
+    "fullgraph=True, so that this part runs uncompiled, or take reverse mode."
+)
+
+
 def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
     need_x = problem.need_x or _may_need(problem.x)
     need_y = problem.need_y or _may_need(problem.y)
@@ -513,23 +532,20 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
         need_x, need_y = need_x and problem.sides == "x", need_y and problem.sides == "y"
     operands = (*problem[:6], need_x, need_y, problem.pairs)  # quicker than a new problem
     result: tuple[Tensor, Tensor]
-    if torch.compiler.is_compiling():
-        result = torch.ops.softdtw_cuda.forward(*operands)
-    else:
-        result = _apply(_Value, *operands)
+    result = torch.ops.softdtw_cuda.forward(*operands) if _is_compiling() else _apply(_Value, *operands)
     return result
 
 
 def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and y, one per pair, for the gradient of the values."""
-    if not torch.compiler.is_compiling() and is_grad_batch(grad):
+    if not _is_compiling() and is_grad_batch(grad):
         per_pair_x, per_pair_y = _gradients(problem, torch.ones_like(value), value, state)
         return _scale(per_pair_x, grad), _scale(per_pair_y, grad)
     return _gradients(problem, grad, value, state)
 
 
 def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling() or not is_differentiated():
+    if _is_compiling() or not is_differentiated():
         return _backends.backward(problem, grad, value, state)
     result: tuple[Tensor, Tensor] = _record(_Gradient, grad, value, state, *problem.operands)
     return result
@@ -565,7 +581,7 @@ def expected_gradients(
 
 def _is_called_directly(*cotangents: Tensor | None) -> bool:
     """Whether nobody needs to see a Function between the caller and the backend."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return True
     return not (is_differentiated() or holds_mapped_grad(*cotangents))
 

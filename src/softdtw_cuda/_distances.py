@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._torch_compat import cdist_gradient as _cdist_gradient
-from ._torch_compat import is_differentiated, outer_forward_mode, saved_primals
+from ._torch_compat import holds_mapped_grad, is_differentiated, outer_forward_mode, saved_primals
 from ._vmap import fold, rows
 
 if TYPE_CHECKING:
@@ -131,14 +131,19 @@ def _euclidean_tangent(
     return slope.masked_fill(zero, 0.0)
 
 
+def _sign_sum_of(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([(grad * sign).sum(2) for sign in _signs(x, y)], 2)
+
+
 class _SignSum(torch.autograd.Function):
-    """sum_j grad_ij sign(x_i - y_j), linear in grad and flat in x and y; one feature at a time."""
+    """sum_j grad_ij sign(x_i - y_j), linear in grad and flat in x and y; one feature at a time.
+
+    Its graph keeps x and y where that of `_sign_sum_of` keeps all signs.
+    """
 
     generate_vmap_rule = True
 
-    @staticmethod
-    def forward(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([(grad * sign).sum(2) for sign in _signs(x, y)], 2)
+    forward = staticmethod(_sign_sum_of)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -167,7 +172,10 @@ def _signs(x: Tensor, y: Tensor) -> Iterator[Tensor]:
 
 def _cityblock_gradient(grad: Tensor, x: Tensor, y: Tensor, cost: Tensor | None) -> Tensor:
     assert cost is not None
-    return _sign_sum(grad, x, y) if is_differentiated() else _cdist_gradient(grad, x, y, 1.0, cost)
+    if not is_differentiated():
+        return _cdist_gradient(grad, x, y, 1.0, cost)
+    # Of a batch of gradients torch records nothing that a Function does.
+    return (_sign_sum_of if holds_mapped_grad(grad) else _sign_sum)(grad, x, y)
 
 
 def _cityblock_tangent(

@@ -10,6 +10,7 @@ It keeps every anti-diagonal for autograd, so it needs a few dozen bytes per cel
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -206,12 +207,12 @@ def dual_from_cost(
     bandwidth: int = -1,
     x_lengths: Tensor | None = None,
     y_lengths: Tensor | None = None,
-    rounded_shares: bool = False,
+    rounded: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """<E, omega> (B,), the alignment E and its derivative along `omega`, (B, N, M), by (12) to (15).
 
     `omega` (B or 1, N, M) is a direction on the costs; what it is in forbidden cells changes nothing.
-    `rounded_shares` rounds the shares of (7) to float32: an error that nobody who stores them so can avoid.
+    `rounded` rounds the shares of (7), say to float32: an error that nobody who stores them so can avoid.
     """
     batch, n, m = cost.shape
     cost = _forbid_outside(cost, bandwidth, x_lengths, y_lengths)
@@ -227,7 +228,7 @@ def dual_from_cost(
         reachable = softmin(terms, gamma)
         unreachable = reachable == math.inf
         share = torch.exp((reachable - terms) / gamma).masked_fill(unreachable, 0.0)
-        share = share.to(torch.float32).to(share.dtype) if rounded_shares else share
+        share = share if rounded is None else rounded(share)
         before_previous, previous = previous, diagonal_cost + reachable
 
         # U and V are differences of one field. A cell that no path reaches has any value in it, here its

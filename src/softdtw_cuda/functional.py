@@ -366,12 +366,17 @@ def sharp(problem: Problem) -> Tensor:
 
 
 def _mean_cost(problem: Problem) -> Tensor:
-    """(B,) mean costs of all paths: costs of zero make every path weigh the same."""
+    """(B,) mean costs of all paths of finite cost: costs of zero make each of them weigh the same."""
     problem = _autograd.with_source(problem)
+    if problem.y is None:
+        allowed = torch.zeros_like(problem.x).masked_fill(problem.x == math.inf, math.inf)
+        value, soft = _autograd.expected(
+            problem._replace(x=allowed, gamma=1.0), Direction("matrix", problem.x)
+        )
+        return torch.where(soft == math.inf, soft, value)
     nothing = problem.x.new_zeros(problem.batch, max(problem.n, problem.m), 1)
     uniform = problem._replace(x=nothing[:, : problem.n], y=nothing[:, : problem.m], gamma=1.0)
-    kind = "matrix" if problem.y is None else "features"
-    return _autograd.expected(uniform, Direction(kind, problem.x, problem.y))[0]
+    return _autograd.expected(uniform, Direction("features", problem.x, problem.y))[0]
 
 
 def with_itself(problem: Problem, first: bool) -> Problem:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.error_budget import ROUNDING_FACTOR, SECOND_ORDER_BUDGET
+from benchmarks.error_budget import ROUNDING_FACTOR, SECOND_ORDER_BUDGET, to_nearest
 from softdtw_cuda import _backends, _reference
 from softdtw_cuda._cuda import config, dual, launch
 from softdtw_cuda._cuda.config_dual import dual_kernel, layout_of
 from softdtw_cuda._problem import Direction, Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, guarded
 from tests.oracle import relative
+from tests.test_alignment_losses import bumps, jumps
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -94,8 +95,7 @@ class _Blurred:
         exact = _reference.dual_from_cost
 
         def rounded(cost: Tensor, omega: Tensor, *options: Any) -> Any:
-            narrow = cost.float().double(), omega.float().double()
-            return exact(*narrow, *options, True)
+            return exact(to_nearest(cost), to_nearest(omega), *options, to_nearest)
 
         with self._patch.context() as patch:
             patch.setattr(_reference, "dual_from_cost", rounded)
@@ -168,6 +168,20 @@ def test_within_the_error_budget(case: Case, monkeypatch: pytest.MonkeyPatch) ->
     arguments = given(case)
     measured = solve(dual, *arguments)
     assert_within_budget(case, measured, arguments, _Blurred(monkeypatch))
+
+
+@pytest.mark.parametrize(("series", "height", "gamma"), [(jumps, 100.0, 0.1), (bumps, 10.0, 0.01)])
+def test_paths_far_from_the_diagonal(
+    series: Any, height: float, gamma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (
+        guarded(side.float() + shift, "input")
+        for side, shift in zip(series(100, height), (0.0, 0.01), strict=True)
+    )
+    problem = Problem(x, y, None, None, gamma, -1, True, True)
+    arguments = problem, Direction("features", x, y, True, True), guarded(torch.ones(1), "grad")
+    case = Case("features", 1, 100, 100)
+    assert_within_budget(case, solve(dual, *arguments), arguments, _Blurred(monkeypatch))
 
 
 @pytest.mark.slow

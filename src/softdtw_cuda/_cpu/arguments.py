@@ -230,41 +230,25 @@ class DualEdges(NamedTuple):
     Attributes:
         edges: (f, n) of the same cells.
         bottom_v, right_u: as the arrays of `edges`.
-        sums: the sum so far along the staircase of each pair, or of each worker's pair.
+        totals: R-dot of the last finished cell (i, j) on each diagonal j - i, of `totals_stride` diagonals of
+            each pair, or of each worker's pair; for <E, Omega> alone.
     """
 
     edges: Edges
     bottom_v: Array
     right_u: Array
-    sums: Array
+    totals: Array
+    totals_stride: int
 
 
 class DualLines(NamedTuple):
-    """The last three anti-diagonals of a dual walk, and one of how much R-dot grows along the diagonal."""
+    """The last three anti-diagonals of a dual walk; `total` is R-dot itself."""
 
     f: Array
     n: Array
     u: Array
     v: Array
-    diagonal: Array
-
-
-class Staircase(NamedTuple):
-    """A path along which R-dot of a pair's last cell is summed: cells (k N // L, k M // L), L = max(N, M).
-
-    It begins at (0, 0), ends at (N - 1, M - 1), and lies in every band that holds both.
-
-    Attributes:
-        n, m: N and M.
-        row, column: of the tile's first cell.
-        first: the first k in the tile, past the last one where there is none.
-    """
-
-    n: int
-    m: int
-    row: int
-    column: int
-    first: int
+    total: Array
 
 
 class DualShares(NamedTuple):

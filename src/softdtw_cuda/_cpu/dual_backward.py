@@ -22,7 +22,6 @@ from .arguments import (
     Schedule,
     Scratch,
     Series,
-    Staircase,
     Tiles,
 )
 from .backward import (
@@ -38,7 +37,7 @@ from .costs import pack_tile, tile_costs
 from .dual_costs import tile_direction
 from .dual_forward import expected_cost_of
 from .dual_sweep import dual_sweep
-from .dual_walk import dual_walk, staircase_of
+from .dual_walk import corner_total, dual_walk
 from .forward import saved_boundary, value_of
 from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
 from .gradients import GradientMemory, add_gradients
@@ -112,7 +111,6 @@ def dual_backward_worker(
     slope_inflow = border_at(floats, used, edge)
     used += 2 * edge
     memory = GradientMemory(floats[used:], scratch.integers[span:])
-    no_stairs = Staircase(1, 1, 0, 0, 1 << 40)
     needs_slope = slope_gradients.need_x or slope_gradients.need_y
     needs_weight = weight_gradients.need_x or weight_gradients.need_y
 
@@ -183,7 +181,7 @@ def dual_backward_worker(
                 shear(rows, tile, changes)
                 found = saved_boundary(dual_edges.edges, tiles, grid, place, scratch.integers)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
-                f, n, advance = dual_walk(
+                f, n, total = dual_walk(
                     diagonals,
                     changes,
                     tile,
@@ -191,14 +189,14 @@ def dual_backward_worker(
                     lines,
                     dual_edges,
                     boundary,
-                    staircase_of(height, width, 0, 0) if makes_value else no_stairs,
+                    corner_total(dual_edges.totals_stride, slot, tiles, row, column),
                     True,
                     kept,
                 )
                 if makes_value:
                     value = value_of(f, n, series.gamma)
                     weight_gradients.value[pair] = value
-                    dot[pair] = expected_cost_of(value, advance)
+                    dot[pair] = expected_cost_of(value, total)
                     if math.isnan(value):
                         fill_with_nan(series, slope_gradients, pair)
                         fill_with_nan(omega.series, weight_gradients, pair)

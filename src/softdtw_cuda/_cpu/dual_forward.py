@@ -21,7 +21,7 @@ from .arguments import (
 from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .dual_costs import tile_direction
-from .dual_walk import dual_walk, staircase_of
+from .dual_walk import corner_total, dual_walk
 from .forward import clear_rest_of_edges, overwritten_boundary, saved_boundary, value_of
 from .geometry import grid_of, part_in_band, tile_in_band
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
@@ -44,11 +44,11 @@ def _clear_rest_of_differences(
 
 
 @jit
-def expected_cost_of(value: float, advance: float) -> float:
+def expected_cost_of(value: float, total: float) -> float:
     """<E, Omega> of a pair, from R-dot of its last cell."""
     if math.isnan(value):
         return math.nan
-    return 0.0 if math.isinf(value) else advance
+    return 0.0 if math.isinf(value) else total
 
 
 @kernel
@@ -135,22 +135,20 @@ def dual_forward_worker(
             bottom = -1 if last_row else found.bottom
             right = -1 if last_column else found.right
             reaches_bottom = tile.height == height
-            stairs = staircase_of(series.x_lengths[pair], series.y_lengths[pair], row * edge, column * edge)
+            if row == 0 and column == 0:  # nothing of the worker's last pair, nor of the cells outside
+                totals_start = slot * dual_edges.totals_stride
+                dual_edges.totals[totals_start : totals_start + dual_edges.totals_stride] = 0
+            corner = corner_total(dual_edges.totals_stride, slot, tiles, row, column)
             boundary = Boundary(
                 found.top, found.left, found.corner_f, found.corner_n, bottom if reaches_bottom else -1, right
             )
-            f, n, advance = dual_walk(
-                diagonals, changes, tile, scale, lines, dual_edges, boundary, stairs, False, nothing
+            f, n, total = dual_walk(
+                diagonals, changes, tile, scale, lines, dual_edges, boundary, corner, False, nothing
             )
             clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             first_clear = tile.width if reaches_bottom else 0
             _clear_rest_of_differences(dual_edges, bottom, right, first_clear, tile.height, height, width)
-            # Tiles that the staircase misses add 0; of those it meets, each waits for the one before.
-            if row == 0 and column == 0:
-                dual_edges.sums[slot] = advance
-            elif advance != 0:
-                dual_edges.sums[slot] += advance
             if last_row and last_column:
                 value[pair] = value_of(f, n, series.gamma)
-                dot[pair] = expected_cost_of(value[pair], dual_edges.sums[slot])
+                dot[pair] = expected_cost_of(value[pair], total)
             finish(schedule, tiles, pair, row, column)

@@ -77,7 +77,8 @@ def _scratch_sizes(arrays: Arrays, features: int, backward: bool) -> tuple[int, 
 
 def _dual_edges(arrays: Arrays, problem: Problem, slots: int, state: Tensor | None) -> DualEdges:
     """Edges in the bytes of a state, or memory for one row and one column of tiles."""
-    sums = np.empty(slots, np.float64)
+    stride = (arrays.tiles.rows + arrays.tiles.columns) * arrays.tiles.edge + 1
+    totals: np.ndarray = np.zeros(slots * stride, arrays.float_type)
     bottom_v: np.ndarray
     right_u: np.ndarray
     if state is None:
@@ -88,7 +89,7 @@ def _dual_edges(arrays: Arrays, problem: Problem, slots: int, state: Tensor | No
         size = arrays.pairs * edges.stride
         numbers: np.ndarray = state.numpy().view(arrays.float_type)
         bottom_v, right_u = numbers[4 * size : 5 * size], numbers[5 * size : 6 * size]
-    return DualEdges(edges, bottom_v, right_u, sums)
+    return DualEdges(edges, bottom_v, right_u, totals, stride)
 
 
 def _forward(arrays: Arrays, problem: Problem, omega: Omega, size: int) -> tuple[Tensor, Tensor, Tensor]:

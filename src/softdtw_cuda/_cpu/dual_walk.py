@@ -1,16 +1,14 @@
 """The recurrence over one tile with its derivative along a direction. Equation numbers: ``docs/math.md``.
 
-(f, n) as in `walk`; beside them the differences U and V of R-dot, the derivative of R, by (12) to (14). The
-shares p are needed in the forward as well.
+(f, n) as in `walk`; beside them R-dot, the derivative of R, by (9), for <E, Omega> alone, and its differences
+U and V by (12) to (14), for everything else. The shares p are needed in the forward as well.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from .arguments import Array, Boundary, DualEdges, DualLines, DualShares, Scale, Staircase, Tile
+from .arguments import Array, Boundary, DualEdges, DualLines, DualShares, Scale, Tile, Tiles
 from .compile import jit
 from .geometry import diagonal_range, first_diagonal
 from .scaled_floats import vdivide_by_power, vdown, vexp2, vexponent, vround, vround_to_int, zero_exponent
@@ -19,22 +17,15 @@ from .walk import share_of
 
 
 @jit
-def slopes(
-    up: Array, left: Array, diagonal: Array, above: Array, beside: Array
-) -> tuple[Array, Array, Array]:
-    """mu of the three predecessors, eq. (13), from the shares and b = `above`, c = `beside`."""
-    return (
-        left * (beside - above) - diagonal * above,
-        up * (above - beside) - diagonal * beside,
-        up * above + left * beside,
-    )
+def slopes(up: Array, left: Array, diagonal: Array, above: Array, beside: Array) -> tuple[Array, Array]:
+    """mu of the upper and the left predecessor, eq. (13), from the shares and b = `above`, c = `beside`."""
+    return left * (beside - above) - diagonal * above, up * (above - beside) - diagonal * beside
 
 
 @jit
-def staircase_of(n: int, m: int, row: int, column: int) -> Staircase:
-    """The staircase of a pair, for the tile whose first cell is (row, column)."""
-    steps = max(n, m)
-    return Staircase(n, m, row, column, max(-(-row * steps // n), -(-column * steps // m)))
+def corner_total(totals_stride: int, slot: int, tiles: Tiles, row: int, column: int) -> int:
+    """Where in `DualEdges.totals` the diagonal of a tile's first cell is."""
+    return slot * totals_stride + (tiles.rows + column - row) * tiles.edge
 
 
 @jit
@@ -46,19 +37,20 @@ def dual_walk(
     lines: DualLines,
     dual_edges: DualEdges,
     boundary: Boundary,
-    stairs: Staircase,
+    corner: int,
     keep: bool,
     kept: DualShares,
 ) -> tuple[float, int, float]:
-    """Eqs. (5), (6) and (12) to (14) over one tile; (f, n) of its last cell, and its part of <E, Omega>.
+    """Eqs. (5), (6), (9) and (12) to (14) over one tile; (f, n) and R-dot of its last cell.
 
     `diagonals` are costs and `changes` Omega, both sheared. With `keep`, shares, b and c are stored for every
     cell. Of cells outside, U and V are taken as 0: they multiply shares that are zero.
 
-    <E, Omega> is R-dot of the pair's last cell. Its part is the sum over the tile's cells of `stairs` of
-    R-dot's growth since the cell before: U, V or, along the diagonal, Omega + mu_diag.
+    `corner` says where in `DualEdges.totals` the diagonal of the first cell is. Those of the row above, the
+    column on the left and the cell between them lie around it, and those of the last row and column take
+    their places.
     """
-    line_f, line_n, line_u, line_v, line_d = lines.f, lines.n, lines.u, lines.v, lines.diagonal
+    line_f, line_n, line_u, line_v, line_r = lines.f, lines.n, lines.u, lines.v, lines.total
     edges = dual_edges.edges
     lanes = lanes_of(line_f)
     pitch = tile.edge + lanes
@@ -66,7 +58,7 @@ def dual_walk(
     height, width = tile.height, tile.width
     top, left, bottom, right = boundary.top, boundary.left, boundary.bottom, boundary.right
     bottom_f, bottom_n, right_f, right_n = edges.bottom_f, edges.bottom_n, edges.right_f, edges.right_n
-    bottom_v, right_u = dual_edges.bottom_v, dual_edges.right_u
+    bottom_v, right_u, totals = dual_edges.bottom_v, dual_edges.right_u, dual_edges.totals
     zero = vsplat(line_f, 0.0)
     one = vsplat(line_f, 1.0)
     smallest = vsplat(line_f, 1e-37)
@@ -77,10 +69,6 @@ def dual_walk(
     high_part = vsplat(line_f, scale.high)
     minus_high = vsplat(line_f, -scale.high)
     minus_low = vsplat(line_f, -scale.low)
-    advance = 0.0
-    steps = max(stairs.n, stairs.m)
-    k = stairs.first
-    stair_row, stair_column = k * stairs.n // steps - stairs.row, k * stairs.m // steps - stairs.column
 
     here, before, before2 = 0, span, 2 * span
     for at in range(0, 3 * span, lanes):
@@ -88,16 +76,20 @@ def dual_walk(
         vstore(line_n, at, huge)
         vstore(line_u, at, zero)
         vstore(line_v, at, zero)
+        vstore(line_r, at, zero)
     line_f[before2 + lanes - 1] = boundary.corner_f
     line_n[before2 + lanes - 1] = boundary.corner_n
+    line_r[before2 + lanes - 1] = totals[corner]
     if left >= 0:
         line_f[before + lanes - 1] = right_f[left]
         line_n[before + lanes - 1] = right_n[left]
         line_u[before + lanes - 1] = right_u[left]
+        line_r[before + lanes - 1] = totals[corner - 1]
     if top >= 0:
         line_f[before + lanes] = bottom_f[top]
         line_n[before + lanes] = bottom_n[top]
         line_v[before + lanes] = bottom_v[top]
+        line_r[before + lanes] = totals[corner + 1]
 
     # The two anti-diagonals before the band's first bring in the boundary cells that it reads.
     for s in range(max(0, first_diagonal(tile) - 2), height + width - 1):
@@ -119,6 +111,8 @@ def dual_walk(
         previous_u = vbroadcast(line_u, before + lanes + first - 1)
         previous2_f = vbroadcast(line_f, before2 + lanes + first - 1)
         previous2_n = vbroadcast(line_n, before2 + lanes + first - 1)
+        previous_r = vbroadcast(line_r, before + lanes + first - 1)
+        previous2_r = vbroadcast(line_r, before2 + lanes + first - 1)
         for b in range(first, stop, lanes):
             cost = vload(diagonals, s * pitch + b)
             up_f = vload(line_f, before + lanes + b)
@@ -132,8 +126,12 @@ def dual_walk(
             diagonal_n = vfrom_below(previous2_n, second_n)
             above = vload(line_v, before + lanes + b)
             beside = vfrom_below(previous_u, up_u)
-            previous_f, previous_n, previous_u = up_f, up_n, up_u
-            previous2_f, previous2_n = second_f, second_n
+            up_r = vload(line_r, before + lanes + b)
+            second_r = vload(line_r, before2 + lanes + b)
+            left_r = vfrom_below(previous_r, up_r)
+            diagonal_r = vfrom_below(previous2_r, second_r)
+            previous_f, previous_n, previous_u, previous_r = up_f, up_n, up_u, up_r
+            previous2_f, previous2_n, previous2_r = second_f, second_n, second_r
 
             scaled = cost * high_part
             nearest = vround(scaled)
@@ -166,10 +164,13 @@ def dual_walk(
             across = vselect(total == zero, one, across)
 
             change = vselect(forbidden, zero, vload(changes, s * pitch + b))
-            slope_up, slope_left, slope_diagonal = slopes(up, side, across, above, beside)
+            # (9): a mean of the predecessors, in which nothing cancels. Differences of it would lose digits,
+            # and so would a sum of U and V along cells that the likely paths avoid.
+            mean = vfma(up, up_r, vfma(side, left_r, across * diagonal_r))
+            vstore(line_r, here + lanes + b, change + mean)
+            slope_up, slope_left = slopes(up, side, across, above, beside)
             vstore(line_u, here + lanes + b, change + slope_up)
             vstore(line_v, here + lanes + b, change + slope_left)
-            vstore(line_d, lanes + b, change + slope_diagonal)
             if keep:
                 vstore(kept.shares.up, s * pitch + b, up)
                 vstore(kept.shares.left, s * pitch + b, side)
@@ -194,10 +195,12 @@ def dual_walk(
             line_f[here + lanes - 1] = right_f[left + s + 1]
             line_n[here + lanes - 1] = right_n[left + s + 1]
             line_u[here + lanes - 1] = right_u[left + s + 1]
+            line_r[here + lanes - 1] = totals[corner - s - 2]
         if top >= 0 and s + 1 < width:
             line_f[here + lanes + s + 1] = bottom_f[top + s + 1]
             line_n[here + lanes + s + 1] = bottom_n[top + s + 1]
             line_v[here + lanes + s + 1] = bottom_v[top + s + 1]
+            line_r[here + lanes + s + 1] = totals[corner + s + 2]
 
         if bottom >= 0:
             b = s - height + 1
@@ -206,6 +209,7 @@ def dual_walk(
                 bottom_f[bottom + b] = line_f[here + lanes + b] if inside else 0
                 bottom_n[bottom + b] = line_n[here + lanes + b] if inside else zero_n
                 bottom_v[bottom + b] = line_v[here + lanes + b] if inside else 0
+                totals[corner - tile.edge + 1 + b] = line_r[here + lanes + b] if inside else 0
         if right >= 0:
             a = s - width + 1
             if a >= 0:
@@ -213,16 +217,7 @@ def dual_walk(
                 right_f[right + a] = line_f[here + lanes + width - 1] if inside else 0
                 right_n[right + a] = line_n[here + lanes + width - 1] if inside else zero_n
                 right_u[right + a] = line_u[here + lanes + width - 1] if inside else 0
-        if stair_row + stair_column == s and stair_row < height and stair_column < width:
-            at = lanes + stair_column
-            goes_down = k * stairs.n // steps != (k - 1) * stairs.n // steps
-            goes_right = k * stairs.m // steps != (k - 1) * stairs.m // steps
-            if goes_down and goes_right:
-                advance += np.float64(line_d[at])
-            else:
-                advance += np.float64(line_u[here + at] if goes_down else line_v[here + at])
-            k += 1
-            stair_row = k * stairs.n // steps - stairs.row
-            stair_column = k * stairs.m // steps - stairs.column
+                totals[corner + tile.edge - 1 - a] = line_r[here + lanes + width - 1] if inside else 0
         here, before, before2 = before2, here, before
-    return line_f[before + lanes + width - 1], line_n[before + lanes + width - 1], advance
+    last = before + lanes + width - 1
+    return line_f[last], line_n[last], line_r[last]
