@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .arguments import Array, Place, Scratch, Series, Tile
+from .arguments import Array, Place, Series, Tile
 from .compile import jit
 from .geometry import row_range, vectors_of
 from .vectors import lanes_of, transpose, vbroadcast, vcount, vfma, vload, vselect, vsplat, vstore
@@ -159,7 +159,7 @@ def pack_tile(series: Series, place: Place, width: int, edge: int, packed: Array
 
 
 @jit
-def tile_costs(series: Series, place: Place, tile: Tile, scratch: Scratch, rows: Array) -> None:
+def tile_costs(series: Series, place: Place, tile: Tile, packed: Array, counts: Array, rows: Array) -> None:
     """rows[a, b] = the tile's costs, with +inf around them."""
     dimensions, x_start = series.dimensions, series.x_offsets[place.pair]
     if series.is_cost:
@@ -168,5 +168,5 @@ def tile_costs(series: Series, place: Place, tile: Tile, scratch: Scratch, rows:
     else:
         start = x_start + place.row * tile.edge * dimensions
         at = place.packed + place.column * tile.edge * dimensions
-        distance_rows(series.x, start, dimensions, scratch.packed, at, tile, rows)
-    forbid_outside(rows, tile, scratch.integers)
+        distance_rows(series.x, start, dimensions, packed, at, tile, rows)
+    forbid_outside(rows, tile, counts)
