@@ -202,7 +202,7 @@ def test_memory_of_a_call_that_failed_is_not_used_again(
     assert finished == [1 - failing], "the other worker's slice is over when the error arrives"
     assert not any(scratch._scratch.values())
     launch.forward(problem)
-    assert len([store for store in scratch._scratch.values() if store]) == 3, "success gives memory back"
+    assert len([store for store in scratch._scratch.values() if store]) == 2, "success gives memory back"
 
 
 def test_second_order_ends_and_gives_back_as_first_order_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,6 +397,59 @@ def test_leftovers_in_scratch_memory_are_never_used(
             assert torch.equal(found, wanted)
 
 
+GUARD = 1 << 13
+
+
+@pytest.mark.parametrize("bandwidth", [-1, 3, 40])
+@pytest.mark.parametrize("features", [0, 1, 11, 40])
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+def test_kernels_stay_in_their_parts_of_the_memory(
+    dtype: torch.dtype, features: int, bandwidth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full tiles and partial ones, of pairs of one tile and of several: nothing beside a part is written, and
+    results do not depend on what is there."""
+    generator = torch.Generator().manual_seed(5)
+    guards: list[Any] = []
+
+    def allocate(needs: scratch.Needs, filling: float) -> Any:
+        def take(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return type(part)(*(take(each) for each in part))
+            kind = needs.float_type if type(part) is int else needs.int_type
+            array = np.full(part + 2 * GUARD, filling, kind)
+            guards.extend((array[:GUARD], array[GUARD + part :]))
+            return array[GUARD : GUARD + part]
+
+        return take(scratch.sizes_of(needs))
+
+    def results(n: int, m: int, filling: float) -> list[Tensor]:
+        guards.clear()
+        monkeypatch.setattr(scratch, "_scratch", {})
+        monkeypatch.setattr(scratch, "allocate", lambda needs: allocate(needs, filling))
+        generator.manual_seed(5)
+        x, y = (torch.randn(2, size, features or 1, generator=generator).to(dtype) for size in (n, m))
+        if features == 0:
+            problem = Problem(squared_distances(x, y), None, None, None, 1.0, bandwidth, True)
+            direction = Direction("matrix", torch.randn(2, n, m, generator=generator).to(dtype), None, True)
+        else:
+            problem = Problem(x, y, None, None, 1.0, bandwidth, True, True)
+            direction = Direction("features", x.flip(0), y.flip(0), True, True)
+        value, state = launch.forward(problem)
+        gradients = launch.backward(problem, torch.ones_like(value), value, state)
+        dot, value, dual_state = dual_launch.expected(problem, direction)
+        seconds = dual_launch.expected_backward(problem, direction, torch.ones_like(dot), value, dual_state)
+        assert guards
+        for guard in guards:
+            assert (guard == filling).all()
+        return [value, *gradients, dot, *seconds]
+
+    for n, m in ((32, 32), (31, 33), (256, 256), (300, 310)):
+        if bandwidth < 0 or abs(n - m) <= bandwidth:
+            expected = results(n, m, 7.0)
+            for found, wanted in zip(results(n, m, -(2.0**20)), expected, strict=True):
+                assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("broadcast", ["x", "y"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_broadcast_side_and_result_types(broadcast: str, dtype: torch.dtype) -> None:

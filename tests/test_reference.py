@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from softdtw_cuda import _reference
-from softdtw_cuda._problem import NO_BAND, Problem
+from softdtw_cuda._problem import NO_BAND, Direction, Problem
 from tests.oracle import assert_within_float64, enumerate_paths, relative
 
 
@@ -111,3 +111,21 @@ def test_as_a_backend_broken_samples() -> None:
     assert_within_float64(
         grad[2].double(), _reference.alignment_from_cost(cost[2:].double(), 1.0)[0], tolerance=1e-7
     )
+
+
+def test_as_a_backend_infinite_series() -> None:
+    for side in range(2):
+        series = [torch.randn(2, 9, 3, dtype=torch.float64) for _ in range(2)]
+        series[side][0, 4, 1] = math.inf
+        problem = Problem(*series, None, None, 1.0, NO_BAND, True, True)
+        value, state = _reference.forward(problem)
+        assert value[0] == math.inf
+        grad = torch.ones(2, dtype=torch.float64)
+        tangents = Direction("tangents", *(torch.randn_like(each) for each in series))
+        for gradients in (
+            _reference.backward(problem, grad, value, state),
+            _reference.expected_backward(problem, tangents, grad, value, state)[:2],
+        ):
+            for gradient in gradients:
+                assert (gradient[0] == 0).all()
+                assert gradient[1].isfinite().all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -243,6 +244,49 @@ def test_a_broken_sample_breaks_itself_alone(
         assert value[sample] == healthy[sample]
         assert torch.equal(x.grad[sample], healthy_x.grad[sample])
         assert torch.equal(y.grad[sample], healthy_y.grad[sample])
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dist", ["sqeuclidean", "euclidean", "cityblock"])
+def test_an_infinite_step_has_infinite_costs_and_no_gradient(
+    device: str, dist: str, dtype: torch.dtype, broken: float
+) -> None:
+    """From the cost matrix, gradients, tangents and Hessian-vector products: 0 * inf would be NaN."""
+    x, y, tangent = (torch.randn(2, size, 3, dtype=dtype, device=device) for size in (20, 17, 20))
+    for side in (x, y):
+        side[0, 5, 1] = broken
+        sides = [each.clone().requires_grad_() for each in (x, y)]
+        value = softdtw(*sides, dist=dist, fused=False)
+        assert value[0] == math.inf
+        first = torch.autograd.grad(value.sum(), sides, create_graph=True)
+        second = torch.autograd.grad((first[0] * tangent).sum(), sides)
+        along_x = torch.func.jvp(partial(softdtw, y=y, dist=dist, fused=False), (x,), (tangent,))
+        for result in (*first, *second, along_x[1]):
+            assert (result[0] == 0).all()
+            assert result[1].isfinite().all()
+            assert (result[1] != 0).any() or dist == "cityblock"
+        side[0, 5, 1] = 0.0
+
+
+@pytest.mark.parametrize("features", [1, 3, 12])
+@pytest.mark.parametrize("size", [20, 300])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"dist": "cosine"}, {"normalize": True}], ids=str)
+def test_of_an_infinite_step_the_value_is_infinite_or_nan_and_the_gradient_with_it(
+    device: str, options: dict[str, Any], size: int, features: int
+) -> None:
+    x, y = (torch.randn(2, size, features, device=device) for _ in range(2))
+    x[0, 5, 0] = math.inf
+    x.requires_grad_()
+    value = softdtw(x, y, **options)
+    value.sum().backward()
+    assert value[1].isfinite()
+    assert x.grad[1].isfinite().all()
+    if value[0].isnan():
+        assert x.grad[0].isnan().any()
+    else:
+        assert value[0] == math.inf
+        assert (x.grad[0] == 0).all()
 
 
 @FUSED

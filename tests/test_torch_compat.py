@@ -17,13 +17,15 @@ from softdtw_cuda import softdtw
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "softdtw_cuda"
 COMPAT = PACKAGE / "_torch_compat.py"
-NAMES = re.findall(r'_private\(\s*"([\w.]+)"', COMPAT.read_text())
+NAMES = sorted(set(re.findall(r'_private\(\s*"([\w.]+)"', COMPAT.read_text())))
 
 # The names are None while _torch_compat looks for them, and torch's own again afterwards. Then every way that
-# needs one of them: eager, transforms, batches of gradients, compiled graphs, lazy signs and zeros, lengths.
-PROGRAM = """
-import importlib.util, sys
+# needs one of them: eager, transforms, batches of gradients, compiled graphs, lazy signs and zeros, lengths,
+# second derivatives. Each substitute has to run.
+PROGRAM = r"""
+import functools, importlib.util, re, sys
 import torch
+from torch.autograd import forward_ad
 
 compat, device, *names = sys.argv[1:]
 taken = []
@@ -34,9 +36,21 @@ for name in names:
         owner = getattr(owner, part)
     taken.append((owner, last, getattr(owner, last, None)))  # torch for the CPU has no names of CUDA
     setattr(owner, last, None)
+called = set()
+
+def record(private):
+    def recording(path, substitute, *use):
+        def recorded(*arguments):
+            called.add(path)
+            return substitute(*arguments)
+        return private(path, recorded, *use)
+    return recording
+
 spec = importlib.util.spec_from_file_location("softdtw_cuda._torch_compat", compat)
 module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+module.record = record
+source = spec.loader.get_source(spec.name).replace("def _private(", "@record\ndef _private(")
+exec(compile(source, compat, "exec"), module.__dict__)
 sys.modules[spec.name] = module
 for owner, last, original in taken:
     setattr(owner, last, original)
@@ -77,6 +91,66 @@ lazy = torch._neg_view(x.detach())
 check(softdtw(lazy, y.detach(), gamma=0.5), _reference.softdtw(-x.detach(), y.detach(), 0.5))
 zero = torch._efficientzerotensor(3, 20, 4, dtype=torch.float64, device=device)
 check(softdtw(zero, y.detach(), gamma=0.5), _reference.softdtw(torch.zeros_like(x), y, 0.5).detach())
+
+for p, dist in ((1.0, "cityblock"), (2.0, "euclidean")):
+    value = softdtw(x, y, gamma=0.5, dist=dist)
+    expected = _reference.softdtw_from_cost(torch.cdist(x, y, p), 0.5)
+    check(value, expected)
+    for ours, theirs in zip(gradients(value, weights[0]), gradients(expected, weights[0])):
+        check(ours, theirs)
+
+def check_or_raise(compute, expected, message, *needed):
+    # The numbers; where a name is missing that there is no public way around, an error.
+    if set(needed) & set(names):
+        try:
+            compute()
+        except RuntimeError as error:
+            assert re.search(message, str(error)), error
+            return
+        raise AssertionError(f"no error without {needed}")
+    check(compute(), expected)
+
+loss = functools.partial(softdtw, y=y.detach(), gamma=0.5)
+total = lambda x: loss(x).sum()
+exact = _reference.softdtw(x, y.detach(), 0.5)
+slopes = torch.autograd.grad(exact.sum(), x, create_graph=True)[0]
+along = torch.randn(2, *x.shape, dtype=torch.float64, device=device)
+tangent = (slopes * along[0]).sum((1, 2)).detach()
+products = torch.stack([torch.autograd.grad(slopes, x, each, retain_graph=True)[0] for each in along])
+at = x.detach()
+
+def dual_tangent():
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(loss(forward_ad.make_dual(at, along[0]))).tangent
+
+in_transforms = "nest forward-mode", "autograd.forward_ad._set_fwd_grad_enabled"
+# Where nobody tells whether there is a transform, there may be one, and operators go through the dispatcher.
+untold = "_C._are_functorch_transforms_active" in names
+check_or_raise(dual_tangent, tangent, *(in_transforms if untold else [""]))
+check_or_raise(lambda: torch.func.jvp(loss, (at,), (along[0],))[1], tangent, *in_transforms)
+product = lambda along: torch.func.jvp(torch.func.grad(total), (at,), (along,))[1]
+check_or_raise(lambda: product(along[0]), products[0], *in_transforms)
+check(torch.func.vjp(torch.func.grad(total), at)[1](along[0])[0], products[0])
+
+ours = torch.autograd.grad(total(x), x, create_graph=True)[0]
+for each, expected in zip(along, products):
+    check(torch.autograd.grad(ours, x, each, retain_graph=True)[0], expected)
+check_or_raise(
+    lambda: torch.autograd.grad(ours, x, along, retain_graph=True, is_grads_batched=True)[0],
+    products,
+    "[Bb]atch",
+    *([] if untold else ["_C._functorch.is_legacy_batchedtensor", "_remove_batch_dim", "_add_batch_dim"]),
+)
+check_or_raise(
+    lambda: torch.autograd.functional.hvp(total, at, along[0])[1],
+    products[0],
+    "third derivatives",
+    "_C._will_engine_execute_node",
+    "_C._are_functorch_transforms_active",
+)
+# One substitute may take the way of another; those of CUDA are not called on the CPU.
+if len(names) == 1 and (device == "cuda" or not names[0].startswith("_C._cuda")):
+    assert called == set(names)
 print("done")
 """
 
@@ -95,7 +169,7 @@ def run_without(names: list[str], device: str) -> None:
 
 @pytest.mark.slow
 def test_without_all_names(device: str) -> None:
-    assert len(NAMES) >= 7
+    assert len(NAMES) >= 14
     run_without(NAMES, device)
 
 

@@ -51,12 +51,17 @@ def name_of(distance: DistanceFunction) -> str:
     return str(getattr(distance, "__name__", type(distance).__name__))
 
 
+def _finite(series: Tensor) -> Tensor:
+    """Zeros for infinite numbers: their costs are +inf, and 0 * inf would be NaN where a gradient is zero."""
+    return series.nan_to_num(math.nan, 0.0, 0.0)
+
+
 def _centre(x: Tensor, y: Tensor) -> Tensor:
     """A point (B or 1, 1, D) amid the data of each pair, which keeps offsets from cancelling in products.
 
     Taken from one sample each, never over the batch: a NaN is its own sample's affair.
     """
-    return (y if y.shape[0] == 1 else x).mean(1, keepdim=True)
+    return _finite(y if y.shape[0] == 1 else x).mean(1, keepdim=True)
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
@@ -76,7 +81,8 @@ def sqeuclidean_gradient(grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
         grad, x, y = grad.double(), x.double(), y.double()
     centre = _centre(x, y)
     with _without_autocast(x.device.type):
-        gradient = 2 * (grad.sum(2, keepdim=True) * (x - centre) - torch.matmul(grad, y - centre))
+        x, y = _finite(x - centre), _finite(y - centre)
+        gradient = 2 * (grad.sum(2, keepdim=True) * x - torch.matmul(grad, y))
     return gradient.to(dtype)
 
 
@@ -85,7 +91,7 @@ def sqeuclidean_tangent(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None
     with _without_autocast(x.device.type):
         x, y = x.double(), y.double()
         centre = _centre(x, y)
-        x, y = x - centre, y - centre
+        x, y = _finite(x - centre), _finite(y - centre)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         if a is not None:
             a = a.double()
@@ -110,14 +116,14 @@ def _sqeuclidean_cost(x: Tensor, y: Tensor) -> Tensor:
     wide_x, wide_y = wide_x - centre, wide_y - centre
     square_x = wide_x.square().sum(2).unsqueeze(2)
     square_y = wide_y.square().sum(2).unsqueeze(1)
-    product = torch.matmul(wide_x, wide_y.transpose(1, 2))
+    product = torch.matmul(_finite(wide_x), _finite(wide_y).transpose(1, 2))
     return (square_x + square_y).sub_(product, alpha=2).clamp_(min=0).to(x.dtype)
 
 
 def _euclidean_gradient(grad: Tensor, x: Tensor, y: Tensor, cost: Tensor | None) -> Tensor:
     assert cost is not None
     if not is_differentiated():
-        return _cdist_gradient(grad, x, y, 2.0, cost)
+        return _cdist_gradient(grad, _finite(x), _finite(y), 2.0, cost)
     zero = cost == 0
     return sqeuclidean_gradient((0.5 * grad / cost.masked_fill(zero, 1.0)).masked_fill(zero, 0.0), x, y)
 

@@ -1,7 +1,8 @@
 """Every private name of torch that this package uses, and what differs between its versions.
 
-Names come and go between versions of torch. Each is looked up once, here, and has a public substitute that is
-correct, though slower; tests/test_torch_compat.py takes every name away and runs the loss.
+Names come and go between versions of torch. Each is looked up once, by `_private`, and has a substitute: of
+public names, correct, though slower, or an error where there is no public way; never a wrong number.
+tests/test_torch_compat.py takes every name away and runs every substitute.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def in_graph(function: Callable[..., Any]) -> str:
     return name
 
 
-def _private(path: str, substitute: Callable[..., Any]) -> Callable[..., Any]:
-    """The function at `path` below torch, or its substitute."""
+def _private(
+    path: str, substitute: Callable[..., Any], use: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The function at `path` below torch, or `use`, which uses what is there; the substitute without it."""
     found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, None)
-    return substitute if found is None else found
+    return substitute if found is None else use or found
 
 
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
@@ -65,29 +68,32 @@ in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active
 tensor goes through the dispatcher, which finds out."""
 
 
-def in_forward_mode() -> bool:
-    """Whether a level of forward-mode AD is open, so that a tensor may have a tangent. There is no public way
-    to ask. Without it every gradient is recorded, as if one were."""
-    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+in_forward_mode: Callable[[], bool] = _private(
+    "autograd.forward_ad._current_level",
+    lambda: True,
+    lambda: torch.autograd.forward_ad._current_level >= 0,
+)
+"""Whether a level of forward-mode AD is open, so that a tensor may have a tangent. There is no public way to
+ask. Without it every gradient is recorded, as if one were."""
 
 
-def _no_nested_forward_mode(enabled: bool) -> contextlib.AbstractContextManager[None]:
+def _no_forward_mode_in_transforms(enabled: bool) -> contextlib.AbstractContextManager[None]:
     raise RuntimeError(
         "softdtw_cuda: this version of torch does not say how to nest forward-mode derivatives; take "
-        "torch.func.hessian or nested torch.func.grad for second derivatives."
+        "torch.autograd.forward_ad for a tangent, torch.func.grad or jacrev for derivatives of derivatives."
     )
 
 
 _set_forward_mode: Callable[[bool], contextlib.AbstractContextManager[None]] = _private(
-    "autograd.forward_ad._set_fwd_grad_enabled", _no_nested_forward_mode
+    "autograd.forward_ad._set_fwd_grad_enabled", _no_forward_mode_in_transforms
 )
 """Turns forward mode on or off. torch turns it off around a Function's jvp, and with it the outer levels of
-nested transforms, whose tangents would be lost without a word. There is no public way to turn it on."""
+nested transforms, whose tangents would be lost without a word. There is no public way to turn it on, nor to
+tell whether there are outer levels: without it forward mode raises in every transform."""
 
 
 def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
-    """For the body of a Function's jvp: outer transforms go on to see its operations. Without the private
-    name nested forward mode raises."""
+    """For the body of a Function's jvp: outer transforms go on to see its operations."""
     return _set_forward_mode(True) if in_transform() else contextlib.nullcontext()
 
 
@@ -139,8 +145,8 @@ def _operator_cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, p: float, dista
     return result
 
 
-cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = (
-    _operator_cdist_gradient if hasattr(torch.ops.aten, "_cdist_backward") else _substitute_cdist_gradient
+cdist_gradient: Callable[[Tensor, Tensor, Tensor, float, Tensor], Tensor] = _private(
+    "ops.aten._cdist_backward", _substitute_cdist_gradient, _operator_cdist_gradient
 )
 """The gradient of torch.cdist(x, y, p) wrt x, one per pair, for that of the distances; cannot be
 differentiated. torch has it as an operator only. Without it torch.cdist is computed again."""
@@ -158,6 +164,22 @@ _is_mapped_grad: Callable[[Any], bool] = _private(
 """The same, for second derivatives. Without it torch raises that it lacks a batching rule."""
 
 
+def _no_batches_of_second_derivatives(*arguments: Any) -> Tensor:
+    raise RuntimeError(
+        "softdtw_cuda: this version of torch does not say how to take batches of second derivatives; leave "
+        "is_grads_batched and vectorize out, or take torch.func.vmap."
+    )
+
+
+_remove_batch_dim: Callable[[Tensor, int, int, int], Tensor] = _private(
+    "_remove_batch_dim", _no_batches_of_second_derivatives
+)
+_add_batch_dim: Callable[[Tensor, int, int], Tensor] = _private(
+    "_add_batch_dim", _no_batches_of_second_derivatives
+)
+"""Show and hide the mapped dimension of a batch of gradients. There is no public way."""
+
+
 def holds_mapped_grad(*arguments: Any) -> bool:
     """Whether a tensor among the arguments is a batch of gradients."""
     return any(isinstance(each, Tensor) and _is_mapped_grad(each) for each in arguments)
@@ -166,10 +188,10 @@ def holds_mapped_grad(*arguments: Any) -> bool:
 def _grad_batch_level(batch: Tensor) -> int:
     """The level of the mapped dimension that a batch of gradients hides.
 
-    The thread that runs a backward on a GPU does not know how deep the caller's maps are nested.
+    The thread that runs a backward on a GPU cannot tell how deep the caller's maps are nested.
     """
     for level in range(1, 65):  # torch allows no more
-        if not holds_mapped_grad(torch._remove_batch_dim(batch, level, 1, 0)):
+        if not holds_mapped_grad(_remove_batch_dim(batch, level, 1, 0)):
             return level
     raise RuntimeError("softdtw_cuda: batches of batches of gradients cannot be differentiated.")
 
@@ -179,19 +201,21 @@ def map_over_grads(function: Any, *arguments: Any) -> Any:
     level = _grad_batch_level(next(each for each in arguments if holds_mapped_grad(each)))
     dims = tuple(0 if holds_mapped_grad(argument) else None for argument in arguments)
     whole = [
-        argument if dim is None else torch._remove_batch_dim(argument, level, 1, 0)
+        argument if dim is None else _remove_batch_dim(argument, level, 1, 0)
         for argument, dim in zip(arguments, dims, strict=True)
     ]
     size = next(argument.shape[0] for argument, dim in zip(whole, dims, strict=True) if dim is not None)
     results, out_dims = function.vmap(SimpleNamespace(batch_size=size), dims, *whole)
     return tuple(
-        result if dim is None else torch._add_batch_dim(result, dim, level)
+        result if dim is None else _add_batch_dim(result, dim, level)
         for result, dim in zip(results, out_dims, strict=True)
     )
 
 
 _will_execute: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
-"""Whether the backward under way goes on to a node. Without it every gradient that could be asked for is."""
+"""Whether the backward under way goes on to a node. There is no public way to ask. Without it every gradient
+that could be asked for is, and where one is a third derivative, as in torch.autograd.functional.hvp, it
+raises."""
 
 
 def asked_gradients(ctx: Any, tensors: list[bool]) -> list[bool]:

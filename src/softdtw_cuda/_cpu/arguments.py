@@ -134,14 +134,6 @@ class Gradients(NamedTuple):
     y_stride: int
 
 
-class Scratch(NamedTuple):
-    """Memory of a worker, and `packed`, the transposed columns of y, for each pair or for each worker."""
-
-    floats: Array
-    integers: Array
-    packed: Array
-
-
 class Grid(NamedTuple):
     """The tiles of one pair's matrix: how many in each direction, and the band's radius in tiles."""
 
@@ -151,7 +143,7 @@ class Grid(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which tile of which pair, and where its pair's columns of y begin in `Scratch.packed`."""
+    """Which tile of which pair, and where its pair's columns of y begin in `packed`."""
 
     pair: int
     row: int
@@ -204,6 +196,13 @@ class Border(NamedTuple):
 
     row: Array
     column: Array
+
+
+class GradientMemory(NamedTuple):
+    """Lane-wise partial sums or four blocks of padded rows; the blocks that have weight."""
+
+    rows: Array
+    occupied: Array
 
 
 # Second order: what the kernels propagate beside the above, equations (12) to (15) of ``docs/math.md``.
@@ -264,3 +263,28 @@ class DualFlow(NamedTuple):
 
     weight: Flow
     slope: Flow
+
+
+class Memory(NamedTuple):
+    """What one worker works in, laid out by `scratch.sizes_of`; parts that its kernel does not use are empty.
+
+    Attributes:
+        rows, slope_rows: a tile's costs and then its alignment, and the alignment's derivative, row by row.
+        diagonals, changes: the same by anti-diagonals; `changes` holds Omega first.
+        kept: what the walk keeps of every cell, by anti-diagonals.
+        lines, weight_lines, slope_lines: the last three anti-diagonals of the walk and of the two sweeps.
+        inflow, slope_inflow: what flows into the tile from outside.
+        gradients: memory of `add_gradients`.
+    """
+
+    rows: Array
+    slope_rows: Array
+    diagonals: Array
+    changes: Array
+    kept: DualShares
+    lines: DualLines
+    weight_lines: Directions
+    slope_lines: Directions
+    inflow: Border
+    slope_inflow: Border
+    gradients: GradientMemory

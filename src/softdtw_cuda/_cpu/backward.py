@@ -11,14 +11,13 @@ from .arguments import (
     Array,
     Border,
     Boundary,
-    Directions,
     Edges,
     Flow,
     Gradients,
     Grid,
+    Memory,
     Place,
     Schedule,
-    Scratch,
     Series,
     Tiles,
 )
@@ -27,7 +26,7 @@ from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .forward import saved_boundary, value_of
 from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
-from .gradients import GradientMemory, add_gradients
+from .gradients import add_gradients
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from .shear import clear_margins, shear, unshear
 from .sweep import sweep
@@ -115,19 +114,6 @@ def reached_part(inflow: Border, height: int, width: int) -> tuple[int, int]:
     return height, width
 
 
-@jit
-def directions_at(memory: Array, start: int, size: int) -> Directions:
-    """Three arrays of `size` numbers, one after the other."""
-    first, second, stop = start + size, start + 2 * size, start + 3 * size
-    return Directions(memory[start:first], memory[first:second], memory[second:stop])
-
-
-@jit
-def border_at(memory: Array, start: int, edge: int) -> Border:
-    """The row and the column of a tile's border, one after the other."""
-    return Border(memory[start : start + edge], memory[start + edge : start + 2 * edge])
-
-
 @kernel
 def backward_worker(
     series: Series,
@@ -137,7 +123,8 @@ def backward_worker(
     gradients: Gradients,
     flow: Flow,
     makes_value: bool,
-    scratch: Scratch,
+    memory: Memory,
+    packed: Array,
     worker: int,
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
@@ -147,24 +134,8 @@ def backward_worker(
     """
     pairs = series.x_lengths.size
     edge, dimensions = tiles.edge, series.dimensions
-    floats = scratch.floats
-    lanes = lanes_of(floats)
-    span = 3 * (edge + 3 * lanes)
-    plane = (2 * edge + 3 * lanes) * (edge + lanes)
-    rows = floats[: (edge + 4 * lanes) * (edge + lanes)]
-    used = rows.size
-    diagonals = floats[used : used + plane]
-    used += plane
-    shares = directions_at(floats, used, plane)
-    used += 3 * plane
-    line_f = floats[used : used + span]
-    used += span
-    lines = directions_at(floats, used, span)
-    used += 3 * span
-    inflow = border_at(floats, used, edge)
-    used += 2 * edge
-    line_n = scratch.integers[:span]
-    memory = GradientMemory(floats[used:], scratch.integers[span:])
+    rows, diagonals, shares, inflow = memory.rows, memory.diagonals, memory.kept.shares, memory.inflow
+    line_f, line_n = memory.lines.f, memory.lines.n
 
     budget = schedule.budget
     while True:
@@ -192,7 +163,7 @@ def backward_worker(
                 continue
             if math.isinf(value) or gradients.grad[pair] == 0:
                 continue
-        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, rows)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
             if not is_ready(schedule, tiles, grid, pair, row, column, 1):
@@ -211,7 +182,7 @@ def backward_worker(
             width = min(edge, series.y_lengths[pair] - column * edge)
             budget -= (height * width + edge) * (dimensions + 8)
             if not tile_in_band(grid, row + 1, column):
-                pack_tile(series, place, width, edge, scratch.packed)
+                pack_tile(series, place, width, edge, packed)
             up_start = (slot * tiles.columns + column) * edge
             left_start = (slot * tiles.rows + row) * edge
             outflow = Border(
@@ -223,7 +194,7 @@ def backward_worker(
             height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
             if width > 0:
-                tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
+                tile_costs(series, place, tile, scale.largest_cost, packed, line_n, rows)
                 shear(rows, tile, diagonals)
                 found = saved_boundary(edges, tiles, grid, place, line_n)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
@@ -238,10 +209,10 @@ def backward_worker(
                 if has_cells_outside(tile):
                     clear_margins(diagonals, tile)
                 flow.cornerward[corner] = sweep(
-                    tile, gradients.smallest, shares, lines, inflow, diagonals, outflow
+                    tile, gradients.smallest, shares, memory.weight_lines, inflow, diagonals, outflow
                 )
                 unshear(diagonals, tile, rows)
-                add_gradients(rows, rows, tile, place, series, gradients, scratch.packed, memory)
+                add_gradients(rows, rows, tile, place, series, gradients, packed, memory.gradients)
             finish(schedule, tiles, pair, row, column)
 
 

@@ -1,6 +1,6 @@
 """Kernels compiled by Numba, kept on disk from one process to the next.
 
-Numba's own cache knows a function by the file that it stands in, so that a changed callee elsewhere leaves
+Numba's own cache names a function by the file that it stands in, so that a changed callee elsewhere leaves
 stale code, loads what others may have written, and raises when the disk is full. This one names a kernel by
 all sources of this package and stores it through `_cache_folder`. It uses private names of Numba; where they
 are missing or have changed, kernels are compiled by every process.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from .arguments import Array, Place, Scratch, Series, Tile
+from .arguments import Array, Place, Series, Tile
 from .compile import jit
 from .geometry import row_range, vectors_of
 from .vectors import lanes_of, transpose, vbroadcast, vcount, vfma, vload, vselect, vsplat, vstore
@@ -162,7 +162,7 @@ def pack_tile(series: Series, place: Place, width: int, edge: int, packed: Array
 
 @jit
 def tile_costs(
-    series: Series, place: Place, tile: Tile, largest: float, scratch: Scratch, rows: Array
+    series: Series, place: Place, tile: Tile, largest: float, packed: Array, counts: Array, rows: Array
 ) -> None:
     """rows[a, b] = the tile's costs, with +inf around them; ``largest`` is the largest that a walk takes."""
     dimensions, x_start = series.dimensions, series.x_offsets[place.pair]
@@ -172,5 +172,5 @@ def tile_costs(
     else:
         start = x_start + place.row * tile.edge * dimensions
         at = place.packed + place.column * tile.edge * dimensions
-        distance_rows(series.x, start, dimensions, scratch.packed, at, tile, rows)
-    forbid_outside(rows, tile, scratch.integers)
+        distance_rows(series.x, start, dimensions, packed, at, tile, rows)
+    forbid_outside(rows, tile, counts)

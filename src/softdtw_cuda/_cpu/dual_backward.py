@@ -13,25 +13,16 @@ from .arguments import (
     Boundary,
     DualEdges,
     DualFlow,
-    DualLines,
-    DualShares,
     Flow,
     Gradients,
+    Memory,
     Omega,
     Place,
     Schedule,
-    Scratch,
     Series,
     Tiles,
 )
-from .backward import (
-    border_at,
-    clear_gradients,
-    directions_at,
-    fill_with_nan,
-    reached_part,
-    take_inflow,
-)
+from .backward import clear_gradients, fill_with_nan, reached_part, take_inflow
 from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .dual_costs import tile_direction
@@ -40,10 +31,9 @@ from .dual_sweep import dual_sweep
 from .dual_walk import corner_total, dual_walk
 from .forward import saved_boundary, value_of
 from .geometry import grid_of, has_cells_outside, part_in_band, tile_in_band
-from .gradients import GradientMemory, add_gradients
+from .gradients import add_gradients
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from .shear import clear_margins, shear, unshear
-from .vectors import lanes_of
 from .walk import scale_of
 
 
@@ -64,7 +54,8 @@ def dual_backward_worker(
     flow: DualFlow,
     makes_value: bool,
     dot: Array,
-    scratch: Scratch,
+    memory: Memory,
+    packed: Array,
     worker: int,
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile.
@@ -77,40 +68,8 @@ def dual_backward_worker(
     """
     pairs = series.x_lengths.size
     edge, dimensions, features = tiles.edge, series.dimensions, omega.series.dimensions
-    floats = scratch.floats
-    lanes = lanes_of(floats)
-    pitch = edge + lanes
-    span = 3 * (edge + 3 * lanes)
-    plane = (2 * edge + 3 * lanes) * pitch
-    rows = floats[: (edge + 4 * lanes) * pitch]
-    slope_rows = floats[rows.size : 2 * rows.size]
-    used = 2 * rows.size
-    diagonals = floats[used : used + plane]
-    changes = floats[used + plane : used + 2 * plane]
-    used += 2 * plane
-    kept = DualShares(
-        directions_at(floats, used, plane),
-        floats[used + 3 * plane : used + 4 * plane],
-        floats[used + 4 * plane : used + 5 * plane],
-    )
-    used += 5 * plane
-    lines = DualLines(
-        floats[used : used + span],
-        scratch.integers[:span],
-        floats[used + span : used + 2 * span],
-        floats[used + 2 * span : used + 3 * span],
-        floats[used + 3 * span : used + 4 * span],
-    )
-    used += 4 * span
-    weight_lines = directions_at(floats, used, span)
-    used += 3 * span
-    slope_lines = directions_at(floats, used, span)
-    used += 3 * span
-    inflow = border_at(floats, used, edge)
-    used += 2 * edge
-    slope_inflow = border_at(floats, used, edge)
-    used += 2 * edge
-    memory = GradientMemory(floats[used:], scratch.integers[span:])
+    rows, slope_rows, diagonals, changes = memory.rows, memory.slope_rows, memory.diagonals, memory.changes
+    inflow, slope_inflow, counts = memory.inflow, memory.slope_inflow, memory.lines.n
     needs_slope = slope_gradients.need_x or slope_gradients.need_y
     needs_weight = weight_gradients.need_x or weight_gradients.need_y
 
@@ -126,7 +85,7 @@ def dual_backward_worker(
         grid = grid_of(series, tiles, pair)
         slot = pair if schedule.by_tile else worker
         y_packed = slot * tiles.columns * edge * dimensions
-        b_packed = scratch.packed.size - (slot + 1) * tiles.columns * edge * features
+        b_packed = packed.size - (slot + 1) * tiles.columns * edge * features
 
         if makes_value:
             clear_gradients(slope_gradients, pair)
@@ -142,7 +101,7 @@ def dual_backward_worker(
                 continue
             if math.isinf(value) or weight_gradients.grad[pair] == 0:
                 continue
-        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, rows)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
             if not is_ready(schedule, tiles, grid, pair, row, column, 1):
@@ -162,8 +121,8 @@ def dual_backward_worker(
             width = min(edge, series.y_lengths[pair] - column * edge)
             budget -= (height * width + edge) * (dimensions + features + 16)
             if not tile_in_band(grid, row + 1, column):
-                pack_tile(series, place, width, edge, scratch.packed)
-                pack_tile(omega.series, b_place, width, edge, scratch.packed)
+                pack_tile(series, place, width, edge, packed)
+                pack_tile(omega.series, b_place, width, edge, packed)
             up_start = (slot * tiles.columns + column) * edge
             left_start = (slot * tiles.rows + row) * edge
             corner = slot * (tiles.rows + tiles.columns) + tiles.rows + column - row
@@ -175,23 +134,23 @@ def dual_backward_worker(
             height, width = reached_part(inflow, height, width)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
             if width > 0:
-                tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
+                tile_costs(series, place, tile, scale.largest_cost, packed, counts, rows)
                 shear(rows, tile, diagonals)
-                tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
+                tile_direction(omega, series, place, b_packed, tile, packed, rows)
                 shear(rows, tile, changes)
-                found = saved_boundary(dual_edges.edges, tiles, grid, place, scratch.integers)
+                found = saved_boundary(dual_edges.edges, tiles, grid, place, counts)
                 boundary = Boundary(found.top, found.left, found.corner_f, found.corner_n, -1, -1)
                 f, n, total = dual_walk(
                     diagonals,
                     changes,
                     tile,
                     scale,
-                    lines,
+                    memory.lines,
                     dual_edges,
                     boundary,
                     corner_total(dual_edges.totals_stride, slot, tiles, row, column),
                     True,
-                    kept,
+                    memory.kept,
                 )
                 if makes_value:
                     value = value_of(f, n, series.gamma)
@@ -208,9 +167,9 @@ def dual_backward_worker(
                 to_corner, slope_to_corner = dual_sweep(
                     tile,
                     weight_gradients.smallest,
-                    kept,
-                    weight_lines,
-                    slope_lines,
+                    memory.kept,
+                    memory.weight_lines,
+                    memory.slope_lines,
                     inflow,
                     slope_inflow,
                     diagonals,
@@ -224,10 +183,10 @@ def dual_backward_worker(
                 if needs_slope:
                     unshear(changes, tile, slope_rows)
                     add_gradients(
-                        slope_rows, rows, tile, place, series, slope_gradients, scratch.packed, memory
+                        slope_rows, rows, tile, place, series, slope_gradients, packed, memory.gradients
                     )
                 if needs_weight:
                     add_gradients(
-                        rows, rows, tile, b_place, omega.series, weight_gradients, scratch.packed, memory
+                        rows, rows, tile, b_place, omega.series, weight_gradients, packed, memory.gradients
                     )
             finish(schedule, tiles, pair, row, column)

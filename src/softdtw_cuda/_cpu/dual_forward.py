@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .arguments import (
-    Array,
-    Boundary,
-    Directions,
-    DualEdges,
-    DualLines,
-    DualShares,
-    Omega,
-    Place,
-    Schedule,
-    Scratch,
-    Series,
-    Tiles,
-)
+from .arguments import Array, Boundary, DualEdges, Memory, Omega, Place, Schedule, Series, Tiles
 from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .dual_costs import tile_direction
@@ -26,7 +13,6 @@ from .forward import clear_rest_of_edges, overwritten_boundary, saved_boundary, 
 from .geometry import grid_of, part_in_band, tile_in_band
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from .shear import shear
-from .vectors import lanes_of
 from .walk import scale_of
 
 
@@ -60,31 +46,15 @@ def dual_forward_worker(
     dual_edges: DualEdges,
     value: Array,
     dot: Array,
-    scratch: Scratch,
+    memory: Memory,
+    packed: Array,
     worker: int,
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile."""
     pairs = series.x_lengths.size
     edge, dimensions, features = tiles.edge, series.dimensions, omega.series.dimensions
     edges = dual_edges.edges
-    floats, counts = scratch.floats, scratch.integers
-    lanes = lanes_of(floats)
-    pitch = edge + lanes
-    span = 3 * (edge + 3 * lanes)
-    plane = (2 * edge + 3 * lanes) * pitch
-    rows = floats[: (edge + 4 * lanes) * pitch]
-    used = rows.size
-    diagonals = floats[used : used + plane]
-    changes = floats[used + plane : used + 2 * plane]
-    used += 2 * plane
-    lines = DualLines(
-        floats[used : used + span],
-        counts,
-        floats[used + span : used + 2 * span],
-        floats[used + 2 * span : used + 3 * span],
-        floats[used + 3 * span : used + 4 * span],
-    )
-    nothing = DualShares(Directions(diagonals, diagonals, diagonals), diagonals, diagonals)
+    rows, diagonals, changes, counts = memory.rows, memory.diagonals, memory.changes, memory.lines.n
 
     budget = schedule.budget
     while True:
@@ -99,8 +69,8 @@ def dual_forward_worker(
         slot = pair if schedule.by_tile else worker
         # The columns of every slot's y come first, then those of b.
         y_packed = slot * tiles.columns * edge * dimensions
-        b_packed = scratch.packed.size - (slot + 1) * tiles.columns * edge * features
-        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, floats)
+        b_packed = packed.size - (slot + 1) * tiles.columns * edge * features
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, rows)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
             if not is_ready(schedule, tiles, grid, pair, row, column, -1):
@@ -119,12 +89,12 @@ def dual_forward_worker(
             width = min(edge, series.y_lengths[pair] - column * edge)
             budget -= (height * width + edge) * (dimensions + features + 16)
             if not tile_in_band(grid, row - 1, column):
-                pack_tile(series, place, width, edge, scratch.packed)
-                pack_tile(omega.series, Place(pair, row, column, b_packed), width, edge, scratch.packed)
+                pack_tile(series, place, width, edge, packed)
+                pack_tile(omega.series, Place(pair, row, column, b_packed), width, edge, packed)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
+            tile_costs(series, place, tile, scale.largest_cost, packed, counts, rows)
             shear(rows, tile, diagonals)
-            tile_direction(omega, series, place, b_packed, tile, scratch.packed, rows)
+            tile_direction(omega, series, place, b_packed, tile, packed, rows)
             shear(rows, tile, changes)
 
             if edges.saved:
@@ -143,7 +113,16 @@ def dual_forward_worker(
                 found.top, found.left, found.corner_f, found.corner_n, bottom if reaches_bottom else -1, right
             )
             f, n, total = dual_walk(
-                diagonals, changes, tile, scale, lines, dual_edges, boundary, corner, False, nothing
+                diagonals,
+                changes,
+                tile,
+                scale,
+                memory.lines,
+                dual_edges,
+                boundary,
+                corner,
+                False,
+                memory.kept,
             )
             clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             first_clear = tile.width if reaches_bottom else 0

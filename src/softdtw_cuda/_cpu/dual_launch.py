@@ -61,20 +61,6 @@ def _picked_direction(direction: Direction, samples: Tensor, batch: int) -> Dire
     return direction._replace(a=side(direction.a), b=side(direction.b))
 
 
-def _scratch_sizes(arrays: Arrays, features: int, backward: bool) -> tuple[int, int]:
-    """Floats and integers that a worker needs."""
-    edge, lanes = arrays.tiles.edge, arrays.lanes
-    span, plane = 3 * (edge + 3 * lanes), (2 * edge + 3 * lanes) * (edge + lanes)
-    floats = (edge + 4 * lanes) * (edge + lanes) + 2 * plane + 4 * span
-    integers = span
-    if backward:
-        padded = -(-max(arrays.series.dimensions, features) // lanes) * lanes
-        floats += (edge + 4 * lanes) * (edge + lanes) + 5 * plane + 6 * span + 4 * edge
-        floats += max((edge + 1) * lanes, 4 * edge * padded)
-        integers += 2 * (edge // 4) ** 2
-    return floats, integers
-
-
 def _dual_edges(arrays: Arrays, problem: Problem, slots: int, state: Tensor | None) -> DualEdges:
     """Edges in the bytes of a state, or memory for one row and one column of tiles."""
     stride = (arrays.tiles.rows + arrays.tiles.columns) * arrays.tiles.edge + 1
@@ -101,9 +87,7 @@ def _forward(arrays: Arrays, problem: Problem, omega: Omega, size: int) -> tuple
     state = zeros([size], torch.uint8)
     edges = _dual_edges(arrays, problem, slots, state if size else None)
     arguments = (arrays.series, omega, arrays.tiles, schedule, edges, value.numpy(), dot.numpy())
-    packed = arrays.series.dimensions + features
-    sizes = _scratch_sizes(arrays, features, False)
-    launch_workers(dual_forward_worker, arrays, threads, slots, sizes, packed, arguments)
+    launch_workers(dual_forward_worker, arrays, threads, slots, arguments, backward=False, features=features)
     return dot, value, state
 
 
@@ -145,9 +129,7 @@ def _backward(
         state is None,
         dot.numpy(),
     )
-    packed = arrays.series.dimensions + features
-    sizes = _scratch_sizes(arrays, features, True)
-    launch_workers(dual_backward_worker, arrays, threads, slots, sizes, packed, arguments)
+    launch_workers(dual_backward_worker, arrays, threads, slots, arguments, backward=True, features=features)
 
 
 # ------------------------------------------------------------------------------------- gradients with values

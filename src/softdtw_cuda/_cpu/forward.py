@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 
-from .arguments import Array, Boundary, Directions, Edges, Grid, Place, Schedule, Scratch, Series, Tile, Tiles
+from .arguments import Array, Boundary, Edges, Grid, Memory, Place, Schedule, Series, Tile, Tiles
 from .compile import jit, kernel
 from .costs import pack_tile, tile_costs
 from .geometry import grid_of, part_in_band, saved_slot, tile_in_band
 from .scaled_floats import zero_exponent
 from .schedule import NONE_LEFT, SLICE_OVER, finish, is_ready, next_ticket, put_back
 from .shear import shear
-from .vectors import lanes_of
 from .walk import scale_of, walk
 
 
@@ -92,21 +91,14 @@ def forward_worker(
     schedule: Schedule,
     edges: Edges,
     value: Array,
-    scratch: Scratch,
+    memory: Memory,
+    packed: Array,
     worker: int,
 ) -> bool:
     """Take tickets until none is left; True (call again) after a slice of work, or to wait for a tile."""
     pairs = series.x_lengths.size
     edge, dimensions = tiles.edge, series.dimensions
-    counts = scratch.integers
-    lanes = lanes_of(scratch.floats)
-    pitch = edge + lanes
-    rows = scratch.floats[: (edge + 4 * lanes) * pitch]
-    used = rows.size
-    diagonals = scratch.floats[used : used + (2 * edge + 3 * lanes) * pitch]
-    used += diagonals.size
-    line_f = scratch.floats[used : used + 3 * (edge + 3 * lanes)]
-    no_shares = Directions(diagonals, diagonals, diagonals)
+    rows, diagonals, counts = memory.rows, memory.diagonals, memory.lines.n
 
     budget = schedule.budget
     while True:
@@ -120,7 +112,7 @@ def forward_worker(
         grid = grid_of(series, tiles, pair)
         slot = pair if schedule.by_tile else worker
         packed_start = slot * tiles.columns * edge * dimensions
-        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, scratch.floats)
+        scale = scale_of(series.gamma, (grid.rows + grid.columns) * edge, rows)
         if schedule.by_tile:
             row, column = schedule.tile_rows[first_tile], schedule.tile_columns[first_tile]
             if not is_ready(schedule, tiles, grid, pair, row, column, -1):
@@ -139,9 +131,9 @@ def forward_worker(
             width = min(edge, series.y_lengths[pair] - column * edge)
             budget -= (height * width + edge) * (dimensions + 8)
             if not tile_in_band(grid, row - 1, column):
-                pack_tile(series, place, width, edge, scratch.packed)
+                pack_tile(series, place, width, edge, packed)
             tile = part_in_band(edge, height, width, (row - column) * edge, tiles.bandwidth)
-            tile_costs(series, place, tile, scale.largest_cost, scratch, rows)
+            tile_costs(series, place, tile, scale.largest_cost, packed, counts, rows)
             shear(rows, tile, diagonals)
 
             if edges.saved:
@@ -158,7 +150,9 @@ def forward_worker(
                 bottom if tile.height == height else -1,
                 right,
             )
-            f, n = walk(diagonals, tile, scale, line_f, counts, edges, boundary, False, no_shares)
+            f, n = walk(
+                diagonals, tile, scale, memory.lines.f, counts, edges, boundary, False, memory.kept.shares
+            )
             clear_rest_of_edges(edges, bottom, right, tile, height, width, counts)
             if row == grid.rows - 1 and column == grid.columns - 1:
                 value[pair] = value_of(f, n, series.gamma)

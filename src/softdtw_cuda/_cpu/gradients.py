@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .arguments import Array, Gradients, Place, Series, Tile
+from .arguments import Array, GradientMemory, Gradients, Place, Series, Tile
 from .compile import jit
 from .geometry import row_range, vector_rows, vectors_of
 from .vectors import lanes_of, vbroadcast, vfma, vload, vsplat, vstore, vsum
@@ -31,13 +31,6 @@ class Sides(NamedTuple):
     gx_start: int
     gy: Array
     gy_start: int
-
-
-class GradientMemory(NamedTuple):
-    """Scratch memory: lane-wise partial sums or four blocks of padded rows; the blocks that have weight."""
-
-    rows: Array
-    occupied: Array
 
 
 @jit

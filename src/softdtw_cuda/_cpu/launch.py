@@ -10,14 +10,14 @@ from torch import Tensor
 
 from .._problem import Problem
 from .._torch_compat import materialized
-from .arguments import Array, Edges, Flow, Gradients, Schedule, Scratch
+from .arguments import Array, Edges, Flow, Gradients, Schedule
 from .backward import backward_worker, scale_worker
 from .compile import compile_for
 from .config import gradient_with_value, kept_sizes, saved_bytes, saved_edge_cells
 from .cost_range import largest_cost_worker, largest_distance_worker
 from .forward import forward_worker
 from .problem import Arrays, arrays_of, order_of_tiles
-from .scratch import borrow, empty, give_back, zeros
+from .scratch import Needs, borrow_array, borrow_memory, empty, give_back, zeros
 from .threads import run, threads_for
 
 LOG2_E = 1.4426950408889634
@@ -65,19 +65,6 @@ def _needs_wide(arrays: Arrays, n: int) -> Array:
 
 
 # --------------------------------------------------------------------------------------------------- kernels
-def scratch_sizes(arrays: Arrays, backward: bool) -> tuple[int, int]:
-    """Floats and integers that a worker needs."""
-    edge, lanes = arrays.tiles.edge, arrays.lanes
-    span, plane = edge + 3 * lanes, (2 * edge + 3 * lanes) * (edge + lanes)
-    floats = (edge + 4 * lanes) * (edge + lanes) + plane + 3 * span
-    integers = 3 * span
-    if backward:
-        padded = -(-arrays.series.dimensions // lanes) * lanes
-        floats += 3 * plane + 9 * span + 2 * edge + max((edge + 1) * lanes, 4 * edge * padded)
-        integers += 2 * (edge // 4) ** 2
-    return floats, integers
-
-
 def _by_tile(arrays: Arrays, threads: int) -> bool:
     """Whether pairs are so few that threads have to share them."""
     return threads > 1 and arrays.pairs < 2 * threads and arrays.tiles.rows * arrays.tiles.kept > 1
@@ -105,26 +92,29 @@ def launch_workers(
     arrays: Arrays,
     threads: int,
     slots: int,
-    sizes: tuple[int, int],
-    packed_features: int,
     arguments: tuple[Any, ...],
+    *,
+    backward: bool,
+    features: int | None = None,
 ) -> None:
-    """Run the workers, each with scratch memory of its own: so many floats and integers."""
-    float_type, int_type = arrays.float_type, arrays.int_type
-    floats, integers = sizes
-    packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * packed_features
-    float_scratch = borrow(threads, floats, float_type)
-    integer_scratch = borrow(threads, integers, int_type)
-    packed = borrow(1, packed_size, float_type)
+    """Run the workers, each with memory of its own and, beside it, the transposed columns of y for each slot.
+
+    `features` are those of a direction, of second order.
+    """
+    float_type, dimensions, dual = arrays.float_type, arrays.series.dimensions, features is not None
+    largest = max(dimensions, features or 0)
+    needs = Needs(arrays.tiles.edge, arrays.lanes, largest, backward, dual, float_type, arrays.int_type)
+    packed_size = slots * arrays.tiles.columns * arrays.tiles.edge * (dimensions + (features or 0))
+    memory = borrow_memory(needs, threads)
+    packed = borrow_array(packed_size, float_type)
 
     def all_arguments(k: int) -> tuple[Any, ...]:
-        return *arguments, Scratch(float_scratch[k], integer_scratch[k], packed[0]), k
+        return *arguments, memory[k], packed[0], k
 
     compiled = compile_for(worker, arrays.dtype, all_arguments(0))
     run(threads, lambda k: compiled(*all_arguments(k)))
-    give_back(float_scratch, floats, float_type)
-    give_back(integer_scratch, integers, int_type)
-    give_back(packed, packed_size, float_type)
+    give_back(needs, memory)
+    give_back((packed_size, float_type), packed)
 
 
 def saved_edges(state: Tensor, arrays: Arrays, n: int, bandwidth: int) -> Edges:
@@ -197,8 +187,7 @@ def _forward(arrays: Arrays, n: int, bandwidth: int, save: bool) -> tuple[Tensor
     state = zeros([size], torch.uint8)
     edges = saved_edges(state, arrays, n, bandwidth) if save else overwritten_edges(arrays, slots)
     arguments = (arrays.series, arrays.tiles, schedule, edges, value.numpy())
-    sizes = scratch_sizes(arrays, False)
-    launch_workers(forward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
+    launch_workers(forward_worker, arrays, threads, slots, arguments, backward=False)
     return value, state
 
 
@@ -222,8 +211,7 @@ def _backward(
     gradients = gradients_of(arrays, grad, value, (problem.need_x, problem.need_y), (gx, gy))
     flow = flow_of(arrays, slots)
     arguments = (arrays.series, arrays.tiles, schedule, edges, gradients, flow, state is None)
-    sizes = scratch_sizes(arrays, True)
-    launch_workers(backward_worker, arrays, threads, slots, sizes, arrays.series.dimensions, arguments)
+    launch_workers(backward_worker, arrays, threads, slots, arguments, backward=True)
 
 
 # --------------------------------------------------------------------------------------------------- backend
