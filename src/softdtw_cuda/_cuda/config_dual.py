@@ -146,7 +146,7 @@ class DualLayout:
     rows: int
     row_bytes: int
     scratch: int
-    """What is filled with ones before each launch."""
+    """What has to be ones before each launch."""
     pairs: int
     pair_bytes: int
     total: int

@@ -107,12 +107,12 @@ class StripKernel(AnyKernel):
         """Strips of a series of n rows."""
         return (n + self.strip_rows - 1) // self.strip_rows
 
-    def checkpoints(self, m: int, bandwidth: int) -> int:
+    def checkpoints(self, m: int, bandwidth: int, rows: int | None = None) -> int:
         """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
 
-        The first is where the walk starts, and is not kept.
+        The first is where the walk starts, and is not kept. A pair's last strip may have fewer `rows`.
         """
-        every = (m + self.strip_rows - 2) // self.checkpoint
+        every = (m + (self.strip_rows if rows is None else rows) - 2) // self.checkpoint
         if bandwidth < 0:
             return every
         narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
@@ -125,12 +125,15 @@ class StripKernel(AnyKernel):
 
     def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Lane states of one pair."""
-        return self.strips(n) * self.checkpoints(m, bandwidth) * self.checkpoint_bytes
+        before_last = self.strips(n) - 1
+        count = before_last * self.checkpoints(m, bandwidth)
+        count += self.checkpoints(m, bandwidth, n - before_last * self.strip_rows)
+        return count * self.checkpoint_bytes
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Everything saved of one pair: states, then the bottom row of each strip but the last."""
         bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
-        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+        return self.states_bytes(n, m, bandwidth) + bounds
 
 
 @dataclass(frozen=True)

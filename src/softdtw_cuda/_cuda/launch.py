@@ -2,7 +2,8 @@
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that reruns flagged pairs,
-which ends immediately where there are none, and leaves the scratch all ones again for the backward.
+which ends immediately where there are none, and leaves the scratch all ones again for the backward. Every
+byte of a state is written, so that equal calls have equal states whatever was in new memory.
 
 For small problems the forward computes the gradients, too (`config.gradient_with_value`): the state is then
 the gradients for a `grad` of 1, and the backward multiplies them.
@@ -90,6 +91,7 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
+    p.saved_bytes = plan.main.pair_bytes(n, m, bandwidth)
     rerun = plan.rerun or plan.main
     return Call(
         plan=plan,
@@ -241,6 +243,11 @@ def state_bytes(problem: Problem) -> int:
     return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
 
 
+def _is_padded(problem: Problem) -> bool:
+    """Whether pairs may be shorter than the tensors, or invalid, so that kernels do not visit everything."""
+    return not problem.pairs is problem.x_lengths is problem.y_lengths is None
+
+
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and the state that the backward needs."""
     save = problem.needs_gradient
@@ -248,23 +255,26 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         return _forward_backward(problem)
     inputs = _inputs(problem, save)
     _, _, _, call, params = inputs
-    device, plan = problem.x.device, call.plan
+    device, plan, layout = problem.x.device, call.plan, call.layout
     value = gpu.empty(problem.batch, problem.value_dtype, device)
-    buffer = gpu.empty(call.layout.total, torch.uint8, device)
+    buffer = gpu.empty(layout.total, torch.uint8, device)
     base = buffer.data_ptr()
     _bind_addresses(problem, inputs, base, value)
     params.save = save
     if not save:
         params.grad_y_order = 0  # its place in the layout is empty: a wide rerun would clear what follows it
     with gpu.queue(device) as queue:
-        queue.fill_with_ones(base, call.layout.filled)
+        # Of a full batch without a band kernels write all of the state. What they leave out of another's is
+        # known on the GPU alone: see docs/kernels.md for what it costs to fill all of it.
+        visits_all = not save or (problem.bandwidth < 0 and not _is_padded(problem))
+        queue.fill_with_ones(base, layout.pairs if visits_all else layout.total)
         queue.run(plan.main, FORWARD, params, call.blocks)
         if plan.rerun is not None:
             _make_rerun(params, call, restore=save)
             params.save = 0
             queue.run(plan.rerun, FORWARD, params, call.rerun_blocks)
         elif save:
-            queue.fill_with_ones(base, call.layout.scratch)
+            queue.fill_with_ones(base, layout.scratch)
     return value, buffer if save else gpu.empty(0, torch.uint8, device)
 
 
@@ -275,9 +285,8 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     device, plan, layout = problem.x.device, call.plan, call.layout
     value = gpu.empty(problem.batch, torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
-    has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
     x_bytes, y_bytes = _kept_bytes(problem, problem.need_x, problem.need_y)
-    new = gpu.zeros if has_lengths else gpu.empty  # no kernel visits the padding
+    new = gpu.zeros if _is_padded(problem) else gpu.empty  # no kernel visits the padding
     state = new(x_bytes + y_bytes, torch.uint8, device)
     base = buffer.data_ptr()
     grad_x = state.data_ptr() if problem.need_x else 0
@@ -285,7 +294,7 @@ def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
     _bind_addresses(problem, inputs, base, value, None, grad_x, grad_y)
     params.save = 1
     with gpu.queue(device) as queue:
-        queue.fill_with_ones(base, layout.filled)
+        queue.fill_with_ones(base, layout.pairs)
         if call.blocks == problem.batch and FORWARD_BACKWARD in plan.main.parts:
             queue.run(plan.main, FORWARD_BACKWARD, params, call.blocks)
         else:  # pairs of several strips
@@ -310,8 +319,7 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     device, plan = x.device, call.plan
     # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
     stores_all = y is not None or plan.main.source == MATRIX
-    is_dense = stores_all and problem.pairs is problem.x_lengths is problem.y_lengths is None
-    new = gpu.empty if is_dense else gpu.zeros
+    new = gpu.empty if stores_all and not _is_padded(problem) else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
     sums = []
 

@@ -26,6 +26,7 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _LONGS),
         *((name, ctypes.c_double) for name in _DOUBLES),
         *((name, ctypes.c_int32) for name in _INTS),
+        ("saved_bytes", ctypes.c_int64),
     )
 
 

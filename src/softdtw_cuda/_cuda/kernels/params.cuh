@@ -46,6 +46,7 @@ struct Params {
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
   i32 grad_y_wide;
+  i64 saved_bytes;          // of a pair's part, what the main kernel saves; the rest a rerun may need
 };
 
 // A pair that is beyond the range of narrow arithmetic is flagged; the launch that follows computes it with wide numbers.
