@@ -32,6 +32,8 @@ AMPERE = Device(shared_bytes=166912, capability=(8, 0), processors=108)
 BLACKWELL = Device(shared_bytes=232448, capability=(10, 0), processors=148)
 BLACKWELL_DESKTOP = Device(shared_bytes=101376, capability=(12, 0), processors=170)
 TURING = Device(shared_bytes=65536, capability=(7, 5), processors=40)
+TINY_HOPPER = Device(processors=1)
+"""Reruns have less blocks than some batches have pairs."""
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 NARROW_GRADIENT_BUDGET = 4e-3
@@ -687,6 +689,8 @@ ONE_STRIP = [
     Case(2, 50, 70, 1, gamma=1e-6, scale=1000.0),
     Case(2, 64, 70, 5, gamma=1e-6, scale=1000.0),
     Case(2, 64, 70, 130),
+    Case(6, 30, 40, 1, device=TINY_HOPPER),
+    Case(6, 30, 40, 20, device=TINY_HOPPER, gamma=1e-6, scale=1000.0),
 ]
 """Up to 32 features in one launch, more in two."""
 WIDE_FROM_THE_START = [Case(2, 100, 40, 20, device=TURING), Case(2, 40, 50, 33, device=TURING)]

@@ -318,7 +318,7 @@ def test_gradients_come_with_the_values_of_small_problems(
     problem = Problem(x, y, None, None, 1.0, NO_BAND, True, True)
     assert (launch.state_bytes(problem) == 4 * (x.numel() + y.numel())) == small
     for other in (torch.float64, torch.float16):
-        assert not launch._has_gradient_with_value(problem._replace(x=x.to(other), y=y.to(other)))
+        assert not launch._has_gradient_with_value(problem._replace(x=x.to(other), y=y.to(other)), sizes)
 
 
 @pytest.mark.parametrize("length", [128, 512, 1024, 2048, 4096, 65536])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,8 +71,7 @@ WIDE_SUBWALK = 16
 """Wide states take twice the bytes of narrow ones, so they are kept a quarter as often; see `pair_bytes`."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What launch choices depend on."""
 
     shared_bytes: int = 232448

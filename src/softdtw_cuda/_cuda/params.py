@@ -30,10 +30,8 @@ class Params(ctypes.Structure):
     )
 
 
-set_addresses = struct.Struct(f"{len(_POINTERS)}P2q").pack_into
-"""Sets all pointers, x_stride and y_stride of Params (first argument) from its start (0) on.
-
-Quicker than one by one."""
+set_addresses = struct.Struct(f"{len(_POINTERS)}P").pack_into
+"""Sets all pointers of Params (first argument) from its start (0) on; quicker than one by one."""
 
 _DUAL_POINTERS = (
     *("x", "y", "a", "b", "x_lengths", "y_lengths", "pairs", "grad", "value", "dot"),
