@@ -91,7 +91,7 @@ class Plan:
     rerun: Kernel | None
 
     def row_bytes(self, n: int, m: int) -> int:
-        """Of one hand-off row, and what its strips tell each other: none where every pair is one strip."""
+        """Of one hand-off row, and two words for each of its strips: none where every pair is one strip."""
         several = self.main.strips(n) > 1 or (self.rerun is not None and self.rerun.strips(n) > 1)
         return (m + 2 * self.main.strips(n)) * ROW_WORD if several else 0
 

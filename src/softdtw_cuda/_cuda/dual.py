@@ -61,11 +61,8 @@ class _Call:
         p.inverse_gamma = 1.0 / problem.gamma
         p.x_stride, p.y_stride, p.a_stride, p.b_stride = map(launch.stride, (self.x, self.y, self.a, self.b))
         p.pair_bytes, p.row_bytes, p.save = self.layout.pair_bytes, self.layout.row_bytes, int(save)
-        for name, tensor in (
-            *(("x", self.x), ("y", self.y), ("a", self.a), ("b", self.b), ("pairs", self.pairs)),
-            *(("x_lengths", self.lengths[0]), ("y_lengths", self.lengths[1])),
-        ):
-            setattr(p, name, None if tensor is None else tensor.data_ptr())
+        p.x, p.y, p.a, p.b = map(launch.address, (self.x, self.y, self.a, self.b))
+        p.x_lengths, p.y_lengths, p.pairs = map(launch.address, (*self.lengths, self.pairs))
         p.whole_units = all(_has_whole_units(side) for side in (self.x, self.y, self.a, self.b))
         self.states_bytes = kernel.states_bytes(n, m, bandwidth)
         self.blocks = batch * kernel.strips(n)

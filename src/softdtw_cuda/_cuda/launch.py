@@ -134,7 +134,7 @@ def dense_rows(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _address(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -197,11 +197,11 @@ def _bind_addresses(
         params,
         0,
         x.data_ptr(),
-        _address(y),
-        _address(problem.x_lengths),
-        _address(problem.y_lengths),
-        _address(pairs),
-        _address(grad),
+        address(y),
+        address(problem.x_lengths),
+        address(problem.y_lengths),
+        address(pairs),
+        address(grad),
         value.data_ptr(),
         grad_x,
         grad_y,
