@@ -16,6 +16,20 @@ from softdtw_cuda._cuda.params import Params, set_addresses
 
 KERNEL = config.choose(False, 8, torch.float32, False, False, True, config.Device()).main
 STREAM = 0x1234567890
+HANDLE = 0x9876543210
+MEMORY = 0xFEDCBA9876543210
+WORDS = 2**33 + 5
+MOST_BLOCKS = 2**31 - 1
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
+SET_WORDS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+"""cuLaunchKernel and cuMemsetD32Async, as C declares them."""
+
+
+def as_found(callback: Any) -> Any:
+    """A function as ctypes finds it in a library: what it is called with is not converted to its types."""
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    return ctypes.CFUNCTYPE(ctypes.c_int)(address)
 
 
 class Driver:
@@ -26,6 +40,8 @@ class Driver:
         self.x: list[int | None] = []
         self.status = 0
         self.context = True
+        self.callbacks: list[Any] = []
+        """Kept alive."""
 
     def launch(self, handle: int, *arguments: Any) -> int:
         *shape, shared, stream, params_at, extra = arguments
@@ -43,8 +59,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[driver.Gpu, Driver]:
     monkeypatch.setattr(driver, "current_device", lambda: 0)
     monkeypatch.setattr(driver, "current_stream", lambda index: STREAM)
     gpu, fake = driver.Gpu(), Driver()
-    gpu.launch_kernel = fake.launch
-    gpu.loaded[KERNEL.tag, FORWARD, 0] = driver._Loaded(None, 77, 256, 4096)
+    fake.callbacks = [LAUNCH(fake.launch)]
+    gpu.launch_kernel = as_found(fake.callbacks[0])
+    gpu.loaded[KERNEL.tag, FORWARD, 0] = driver._Loaded(None, ctypes.c_void_p(HANDLE), 256, 4096)
     return gpu, fake
 
 
@@ -52,11 +69,13 @@ def test_a_launch_says_blocks_threads_memory_and_stream(fake: tuple[driver.Gpu, 
     gpu, seen = fake
     params = Params()
     with gpu.queue(torch.device("cuda", 0)) as queue:
-        for blocks in (5, 6, 5):
+        for blocks in (5, MOST_BLOCKS, 5):
             params.x = 10 * blocks
             queue.run(KERNEL, FORWARD, params, blocks)
-    assert seen.launched == [((blocks, 1, 1, 256, 1, 1), 4096, STREAM, 77, blocks) for blocks in (5, 6, 5)]
-    assert seen.x == [50, 60, 50]
+    assert seen.launched == [
+        ((blocks, 1, 1, 256, 1, 1), 4096, STREAM, HANDLE, blocks) for blocks in (5, MOST_BLOCKS, 5)
+    ]
+    assert seen.x == [50, 10 * MOST_BLOCKS, 50]
 
 
 def test_the_tensors_device_is_current_while_launching(
@@ -122,16 +141,17 @@ def test_a_thread_without_a_context_gets_one(
             seen.context = works
 
     def set_words(address: int, word: int, count: int, stream: int) -> int:
-        assert (address, word, count, stream) == (64, 0xFFFFFFFF, 5, STREAM)
+        assert (address, word, count, stream) == (MEMORY, 0xFFFFFFFF, WORDS, STREAM)
         return 0 if seen.context else 201
 
     monkeypatch.setattr("cuda.core.Device", Device)
-    gpu.set_words = set_words
+    seen.callbacks.append(SET_WORDS(set_words))
+    gpu.set_words = as_found(seen.callbacks[-1])
     with gpu.queue(torch.device("cuda", 0)) as queue:
         call: Callable[[], object]
         for call in (
             lambda: queue.run(KERNEL, FORWARD, Params(), 5),
-            lambda: queue.fill_with_ones(64, 20),
+            lambda: queue.fill_with_ones(MEMORY, 4 * WORDS),
         ):
             seen.context = False
             call()
@@ -140,12 +160,12 @@ def test_a_thread_without_a_context_gets_one(
             entered.clear()
         seen.context = works = False
         with pytest.raises(RuntimeError, match="refused a launch with error 201"):
-            queue.fill_with_ones(64, 20)
+            queue.fill_with_ones(MEMORY, 4 * WORDS)
 
 
 def test_addresses_are_set_in_the_order_of_the_fields() -> None:
     p = Params()
     names = [name for name, kind, *_ in Params._fields_ if kind is ctypes.c_void_p]
-    set_addresses(p, 0, *range(1, len(names) + 1), -1, -2)
+    set_addresses(p, 0, *range(1, len(names) + 1))
     assert [getattr(p, name) for name in names] == list(range(1, len(names) + 1))
-    assert (p.x_stride, p.y_stride, p.pair_bytes) == (-1, -2, 0)
+    assert p.x_stride == 0

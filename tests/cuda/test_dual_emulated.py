@@ -184,6 +184,27 @@ def test_paths_far_from_the_diagonal(
     assert_within_budget(case, solve(dual, *arguments), arguments, _Blurred(monkeypatch))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("tangents", 2, 70, 91, 5),
+        Case("tangents", 3, 70, 110, 3, x_lengths=(70, 1, 64), y_lengths=(5, 110, 0)),
+        Case("matrix", 2, 100, 90, 0, bandwidth=17),
+        pytest.param(Case("tangents", 2, 70, 91, 19, dtype=F64), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_state_is_bitwise_deterministic(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was in new memory."""
+    problem, direction, _ = given(case)
+    states = []
+    for seed in range(4):
+        monkeypatch.setattr(launch, "gpu", EmulatedGpu(seed, resident=1 + seed))
+        states.append(dual.expected(problem, direction)[2])
+    assert states[0].numel() == dual.expected_state_bytes(problem, direction) > 0
+    assert all(torch.equal(state, states[0]) for state in states[1:])
+
+
 @pytest.mark.slow
 def test_a_small_card_has_shorter_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     small = config.Device(shared_bytes=65536, capability=(7, 5), processors=40)

@@ -13,9 +13,11 @@ from tests.cuda.test_kernels_emulated import (
     BF16,
     Case,
     Compute,
+    assert_one_state,
     assert_right,
     compute,  # noqa: F401  (a fixture)
     inputs_of,
+    problem_of,
 )
 
 pytestmark = pytest.mark.slow  # building its kernels for the emulator takes a minute
@@ -53,6 +55,14 @@ def test_within_the_error_budget(case: Case, compute: Compute) -> None:  # noqa:
     answer = compute(case, given, gpu)
     assert {kernel.source for kernel, _ in gpu.launched} == {"matrix", "wide"}
     assert_right(case, given, answer)
+
+
+@pytest.mark.parametrize("case", [Case(2, 130, 70, 0), Case(3, 65, 63, 0), Case(2, 20, 70, 0)], ids=str)
+def test_state_is_bitwise_deterministic(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    given = inputs_of(case)
+    given.x[0, 3, 5:9] = math.inf
+    assert_one_state(problem_of(case, given), monkeypatch)
 
 
 @pytest.mark.parametrize("lengths", [None, (90, 65, 3)], ids=["full", "lengths"])

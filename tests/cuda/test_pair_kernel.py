@@ -12,10 +12,12 @@ from tests.cuda.test_kernels_emulated import (
     F16,
     Case,
     Compute,
+    assert_one_state,
     assert_right,
     compute,  # noqa: F401  (a fixture)
     flagged,
     inputs_of,
+    problem_of,
 )
 
 pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
@@ -62,6 +64,12 @@ def test_within_the_error_budget(case: Case, compute: Compute) -> None:  # noqa:
     assert {kernel.source for kernel, _ in gpu.launched} == {"pair", "wide"}
     assert_right(case, given, answer)
     assert not any(flagged(case, answer.state))
+
+
+@pytest.mark.parametrize("case", [Case(2, 130, 70, 8), Case(3, 65, 63, 4), Case(2, 20, 70, 2)], ids=str)
+def test_state_is_bitwise_deterministic(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "weakest_device", lambda: case.device)
+    assert_one_state(problem_of(case, inputs_of(case)), monkeypatch)
 
 
 RACING = [

@@ -11,6 +11,7 @@ from torch import Tensor
 from softdtw_cuda._cuda import config, launch
 from softdtw_cuda._problem import Problem
 from tests.cuda.emulated_gpu import EmulatedGpu, build_all, guarded
+from tests.cuda.test_kernels_emulated import assert_one_state
 
 pytestmark = pytest.mark.slow  # building its kernels for the emulator takes minutes
 
@@ -106,6 +107,10 @@ def test_a_series_that_does_not_exist(case: Case, lengths: bool) -> None:
         assert (gradient[wrong] == 0).all()
     for ours, theirs in zip(bad, good, strict=True):
         assert torch.equal(ours[right], theirs[right])
+
+
+def test_state_is_bitwise_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_one_state(problem(Case(3), [*PAIRS, [K, 0]], lengths=True), monkeypatch)
 
 
 def test_without_a_gradient() -> None:

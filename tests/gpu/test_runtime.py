@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 
 import softdtw_cuda
 from benchmarks.cases import HOST_RATIO
-from softdtw_cuda import softdtw
+from softdtw_cuda import _backends, softdtw
 from softdtw_cuda._cuda import config
+from softdtw_cuda._problem import NO_BAND, Direction, Problem
 from tests.in_threads import in_threads
 
 pytestmark = pytest.mark.gpu
@@ -337,6 +340,38 @@ def test_nothing_is_left_behind() -> None:
     for _ in range(5):
         value_and_gradients(x, y)
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("n", [60, 100, 600])
+@pytest.mark.parametrize("d", [0, 1, 5, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", ["plain", "lengths", "band"])
+def test_state_is_bitwise_deterministic(
+    n: int, d: int, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New memory holds other bytes every time, and all bytes of a state are written."""
+    fills, empty = itertools.cycle(range(1, 251, 7)), torch.empty
+
+    def used(*arguments: Any, **given: Any) -> Tensor:
+        made = empty(*arguments, **given)
+        return made.fill_(next(fills)) if made.dtype == torch.uint8 else made
+
+    monkeypatch.setattr(torch, "empty", used)
+    m = n + 1
+    x, y = (series(3, steps, max(d, 1), steps).to(dtype) for steps in (n, m))
+    x[1] *= 1e5  # walked again
+    sides = (x, y) if d else ((x - y.mT).square(), None)
+    lengths = torch.tensor([n, 1, 30], device="cuda") if options == "lengths" else None
+    bandwidth = 20 if options == "band" else NO_BAND
+    for needed in ((True, bool(d)), (True, False), (False, True))[: 3 if d else 1]:
+        problem = Problem(*sides, lengths, None, 0.5, bandwidth, *needed)
+        states = [_backends.forward(problem)[1] for _ in range(3)]
+        if d:
+            direction = Direction("tangents", x, None)
+            states += [_backends.expected(problem, direction)[2] for _ in range(2)]
+            assert torch.equal(states.pop(), states.pop())
+        assert torch.equal(states[0], states[1])
+        assert torch.equal(states[0], states[2])
 
 
 # ---- gradients with values

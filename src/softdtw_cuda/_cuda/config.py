@@ -5,7 +5,7 @@ bytes each array lies. `state` is what the forward hands to the backward:
 
     [counters | progress | order of grad_y | hand-off rows]   scratch: all ones before and after each call
     [range flags]                                             all ones before the forward
-    [pair 0: lane states, bottom rows | pair 1: ... ]
+    [pair 0: lane states, bottom rows, room for a rerun | pair 1: ... ]
 
 Narrow kernels (32-bit exponents) flag the pairs that are beyond their range; a second launch reruns those
 with wide arithmetic and ends immediately when there are none, so nothing waits for the host. Wide states of
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,8 +71,7 @@ WIDE_SUBWALK = 16
 """Wide states take twice the bytes of narrow ones, so they are kept a quarter as often; see `pair_bytes`."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What launch choices depend on."""
 
     shared_bytes: int = 232448
@@ -92,7 +91,7 @@ class Plan:
     rerun: Kernel | None
 
     def row_bytes(self, n: int, m: int) -> int:
-        """Of one hand-off row, and what its strips tell each other: none where every pair is one strip."""
+        """Of one hand-off row, and two words for each of its strips: none where every pair is one strip."""
         several = self.main.strips(n) > 1 or (self.rerun is not None and self.rerun.strips(n) > 1)
         return (m + 2 * self.main.strips(n)) * ROW_WORD if several else 0
 
@@ -105,8 +104,8 @@ class Plan:
         saved = self.main.pair_bytes(n, m, bandwidth) if save else 0
         if self.rerun is None:
             return saved
-        size: int = torch.sym_max(saved, self.more_row(n, m, bandwidth, save) + self.row_bytes(n, m))
-        return size
+        needed = self.more_row(n, m, bandwidth, save) + self.row_bytes(n, m)
+        return padded(torch.sym_max(saved, needed))
 
 
 def _wide_kernel(mode: int, input_code: int) -> Kernel:
@@ -236,9 +235,9 @@ class Layout:
     """Byte offsets in the buffer of a forward; what it saves of it is the state.
 
     The first `scratch` bytes are all ones before and after each call: two ticket counters, the progress of
-    reruns, the order of grad_y and a hand-off row per pair of several strips. `filled` bytes are ones before
-    the forward. Wide words take a second row per pair, `more_row_bytes` apart: in the scratch, or for reruns
-    in the pair's own part.
+    reruns, the order of grad_y and a hand-off row per pair of several strips. Before the forward all bytes up
+    to `pairs` are ones. Wide words take a second row per pair, `more_row_bytes` apart: in the scratch, or for
+    reruns in the pair's own part.
     """
 
     progress: int
@@ -249,7 +248,6 @@ class Layout:
     more_row_bytes: int
     scratch: int
     range_flags: int
-    filled: int
     pairs: int
     pair_bytes: int
     total: int
@@ -262,8 +260,7 @@ def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool
     rows = padded(grad_y_order + (batch * ((m + TILE - 1) // TILE) * 4 if save else 0))
     row_bytes = plan.row_bytes(n, m)
     range_flags = scratch = rows + batch * row_bytes * (2 if plan.rerun is None else 1)
-    filled = range_flags + (batch + 1) * 4
-    pairs = padded(filled, 128)
+    pairs = padded(range_flags + (batch + 1) * 4, 128)
     pair_bytes = plan.pair_bytes(n, m, bandwidth, save)
     if plan.rerun is None:
         more_rows, more_row_bytes = rows + batch * row_bytes, row_bytes
@@ -278,7 +275,6 @@ def layout_of(plan: Plan, batch: int, n: int, m: int, bandwidth: int, save: bool
         more_row_bytes=more_row_bytes,
         scratch=scratch,
         range_flags=range_flags,
-        filled=filled,
         pairs=pairs,
         pair_bytes=pair_bytes,
         total=pairs + batch * pair_bytes,

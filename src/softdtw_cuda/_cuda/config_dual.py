@@ -9,7 +9,19 @@ import torch
 
 from . import config
 from .config import Device
-from .kernel import BACKWARD, COST, DIRECT, FORWARD, INPUT_CODES, StripKernel
+from .kernel import (
+    BACKWARD,
+    COST,
+    DIRECT,
+    FORWARD,
+    INPUT_CODES,
+    STRIP,
+    WORD,
+    CType,
+    StripKernel,
+    struct_of,
+    union_of,
+)
 
 KINDS = {"tangents": 0, "matrix": 1, "features": 2, "position": 3}
 """The kernels' KIND: what Omega is."""
@@ -17,8 +29,6 @@ KINDS = {"tangents": 0, "matrix": 1, "features": 2, "position": 3}
 FORWARD_STEPS = 32
 """Steps that are made ready together in the forward."""
 WEIGHT_STRIDE, WEIGHT_MARGIN = 33, 3
-STRIP_BYTES = 48
-"""The kernels' Strip: eleven numbers and three flags."""
 PROGRESS_BYTES = 16
 """What a strip of the backward publishes."""
 
@@ -63,28 +73,33 @@ class DualKernel(StripKernel):
         """Also of a cell's weight and Omega."""
         return 8 + 2 * self.real
 
-    def _slices(self, steps: int) -> int:
-        return (32 + steps + 32) * self.dims * self.real
-
-    def _making(self, steps: int) -> int:
-        return self._slices(steps) * (2 if self.kind == "tangents" else 1)
-
     def shared(self, part: str) -> int:
         """Bytes of shared memory of a block of one of `parts`: the structures of the kernels."""
+        long, real = CType(8, 8), CType(self.real, self.real)
+        four, alignment = (real * 4).aligned(16), 8 if self.double else 16
+        entry = struct_of(long, real, real, alignment=alignment)  # and a strip's saved bottom row
+
+        def slices(steps: int) -> CType:
+            return struct_of((real * (32 * self.dims)).aligned(16), real * ((steps + 32) * self.dims))
+
+        def making(steps: int) -> CType:
+            return slices(steps) * (2 if self.kind == "tangents" else 1)
+
         if part == FORWARD:
-            row = 2 * 32 * (32 if self.double else 24)  # n, f, V and the derivative of R
-            size = self._making(FORWARD_STEPS) + 2 * 1024 * self.word_bytes + row + 4
-        else:
-            steps, real, buffers = self.checkpoint, self.real, 2 if self.pipelined else 1
-            overlaid = sum if self.pipelined else max
-            making = self._making(steps // buffers)
-            work = overlaid((buffers * 5 * steps * 32 * real, making, self._slices(steps)))
-            cells = overlaid((steps * 32 * self.word_bytes, 4 * steps * 16 * real))
-            weights = buffers * (2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE * real + 32 * 8)
-            align = 8 if self.double else 16
-            size = work + cells + (weights + align - 1) // align * align
-            size += steps * self.word_bytes + 4 * steps * real + STRIP_BYTES + 4 * (4 + buffers)
-        return (size + 15) // 16 * 16
+            above = struct_of(struct_of(real, long), real, real)
+            return struct_of(making(FORWARD_STEPS), entry * 2048, above * 64, WORD, alignment=16).size
+        steps, buffers = self.checkpoint, 2 if self.pipelined else 1
+        overlaid = struct_of if self.pipelined else union_of
+        return struct_of(
+            overlaid(real * (buffers * 5 * steps * 32), making(steps // buffers), slices(steps)),
+            overlaid(entry * (steps * 32), four * (4 * steps * 4)),
+            struct_of(real * (2 * (steps + 2 * WEIGHT_MARGIN) * WEIGHT_STRIDE), long * 32) * buffers,
+            entry * steps,
+            real * (4 * steps),
+            STRIP,
+            WORD * (4 + buffers),
+            alignment=16,
+        ).size
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -146,7 +161,7 @@ class DualLayout:
     rows: int
     row_bytes: int
     scratch: int
-    """What is filled with ones before each launch."""
+    """What has to be ones before each launch."""
     pairs: int
     pair_bytes: int
     total: int

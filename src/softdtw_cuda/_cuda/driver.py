@@ -1,6 +1,7 @@
 """The GPU as the launcher sees it: torch's memory, kernels loaded once, launches on torch's current stream.
 
-The two driver calls that every launch makes go through ctypes.
+The two driver calls that every launch makes go through ctypes, without `argtypes`, which take it twice as
+long: a number goes as a C int, everything wider as an object of its C type.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import addressof, byref, c_size_t, c_void_p
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -38,7 +40,7 @@ class _Loaded(NamedTuple):
     """What a launch needs of a part of a kernel on one device; `module` keeps the handle alive."""
 
     module: Any
-    handle: int
+    handle: c_void_p
     threads: int
     shared: int
 
@@ -55,7 +57,7 @@ class Queue:
         self._before = current_device()
         if self._before != self.index:
             set_device(self.index)
-        self._stream = current_stream(self.index)
+        self._stream = c_void_p(current_stream(self.index))
         return self
 
     def __exit__(
@@ -66,7 +68,11 @@ class Queue:
 
     def fill_with_ones(self, address: int, count: int) -> None:
         """Sets `count` bytes (a multiple of 4) to 255."""
-        self._call(self._gpu.set_words, address, 0xFFFFFFFF, count // 4, self._stream)
+        function = self._gpu.set_words
+        arguments = c_void_p(address), -1, c_size_t(count // 4), self._stream
+        status = function(*arguments)
+        if status:
+            self._call_again(status, function, arguments)
 
     def run(self, kernel: AnyKernel, part: str, params: Params | DualParams, blocks: int) -> None:
         """Launches a part of a kernel; the driver copies `params`."""
@@ -74,16 +80,16 @@ class Queue:
         if loaded is None:
             loaded = self._gpu.load(kernel, part, self.index, bool(params.save))
         params.blocks = blocks
-        argument = ctypes.c_void_p(ctypes.addressof(params))
+        argument = c_void_p(addressof(params))
         _, handle, threads, shared = loaded
-        arguments = ctypes.addressof(argument)
-        self._call(
-            *(self._gpu.launch_kernel, handle, blocks, 1, 1, threads, 1, 1, shared, self._stream),
-            *(arguments, None),
-        )
-
-    def _call(self, function: Any, *arguments: Any) -> None:
+        function = self._gpu.launch_kernel
+        arguments = handle, blocks, 1, 1, threads, 1, 1, shared, self._stream, byref(argument), None
         status = function(*arguments)
+        if status:
+            self._call_again(status, function, arguments)
+
+    def _call_again(self, status: int, function: Any, arguments: tuple[Any, ...]) -> None:
+        """After a call that was refused with `status`."""
         if status == _NO_CONTEXT:
             # The driver, unlike torch, makes no context current by itself: new threads have none, autograd's
             # among them.
@@ -146,7 +152,7 @@ class Gpu:
                         f"softdtw_cuda: {kernel.name(part)} needs {shared} bytes of shared memory, which "
                         f"{properties.name} does not give: {status}"
                     )
-            made = _Loaded(module, int(handle), kernel.threads(part), shared)
+            made = _Loaded(module, c_void_p(int(handle)), kernel.threads(part), shared)
             for other, its in _loaded_with(kernel, part):
                 self.load(other, its, index, save=False)
             self.loaded[kernel.tag, part, index] = made
@@ -177,8 +183,4 @@ class Gpu:
                 f"softdtw_cuda: tensors on a GPU need NVIDIA's cuda-core ({error}); pip install cuda-core"
             ) from error
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        launch = library.cuLaunchKernel
-        launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        set_words = library.cuMemsetD32Async
-        set_words.argtypes = [ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
-        self.set_words, self.launch_kernel = set_words, launch
+        self.set_words, self.launch_kernel = library.cuMemsetD32Async, library.cuLaunchKernel

@@ -107,12 +107,12 @@ class StripKernel(AnyKernel):
         """Strips of a series of n rows."""
         return (n + self.strip_rows - 1) // self.strip_rows
 
-    def checkpoints(self, m: int, bandwidth: int) -> int:
+    def checkpoints(self, m: int, bandwidth: int, rows: int | None = None) -> int:
         """Checkpoints kept of a strip, whose steps run from its first column to its last plus its rows.
 
-        The first is where the walk starts, and is not kept.
+        The first is where the walk starts, and is not kept. A pair's last strip may have fewer `rows`.
         """
-        every = (m + self.strip_rows - 2) // self.checkpoint
+        every = (m + (self.strip_rows if rows is None else rows) - 2) // self.checkpoint
         if bandwidth < 0:
             return every
         narrow: int = torch.sym_min(every, (2 * bandwidth + 2 * self.strip_rows) // self.checkpoint + 1)
@@ -125,12 +125,15 @@ class StripKernel(AnyKernel):
 
     def states_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Lane states of one pair."""
-        return self.strips(n) * self.checkpoints(m, bandwidth) * self.checkpoint_bytes
+        before_last = self.strips(n) - 1
+        count = before_last * self.checkpoints(m, bandwidth)
+        count += self.checkpoints(m, bandwidth, n - before_last * self.strip_rows)
+        return count * self.checkpoint_bytes
 
     def pair_bytes(self, n: int, m: int, bandwidth: int) -> int:
         """Everything saved of one pair: states, then the bottom row of each strip but the last."""
         bounds = (self.strips(n) - 1) * self.bound_columns(m, bandwidth) * self.word_bytes
-        return (self.states_bytes(n, m, bandwidth) + bounds + 15) // 16 * 16
+        return self.states_bytes(n, m, bandwidth) + bounds
 
 
 @dataclass(frozen=True)
@@ -240,116 +243,123 @@ def padded(size: int, to: int = 16) -> int:
 
 
 @dataclass(frozen=True)
-class _Type:
+class CType:
     """Size and alignment of a C++ type."""
 
     size: int
     alignment: int
 
-    def __mul__(self, count: int) -> _Type:
+    def __mul__(self, count: int) -> CType:
         """An array."""
-        return _Type(self.size * count, self.alignment)
+        return CType(self.size * count, self.alignment)
 
-    def aligned(self, to: int) -> _Type:
+    def aligned(self, to: int) -> CType:
         """A member with `alignas(to)`."""
-        return _Type(self.size, max(self.alignment, to))
+        return CType(self.size, max(self.alignment, to))
 
 
-_WORD = _Type(4, 4)
+WORD = CType(4, 4)
 """float, i32, u32"""
-_FEATURES = _Type(16, 8)
-_ORDER = _WORD * 2
+_FEATURES = CType(16, 8)
+_ORDER = WORD * 2
 
 
-def _struct(*members: _Type, alignment: int = 1) -> _Type:
+def struct_of(*members: CType, alignment: int = 1) -> CType:
+    """A struct with these members, or with `alignas`."""
     size = 0
     for member in members:
         size = padded(size, member.alignment) + member.size
         alignment = max(alignment, member.alignment)
-    return _Type(padded(size, alignment), alignment)
+    return CType(padded(size, alignment), alignment)
 
 
-_STRIP = _struct(_WORD * 11, _Type(3, 1))
-_SCHEDULE = _struct(_STRIP, _WORD * 10, _Type(2, 1))
+def union_of(*members: CType) -> CType:
+    """A union of these members."""
+    alignment = max(member.alignment for member in members)
+    return CType(padded(max(member.size for member in members), alignment), alignment)
 
 
-def _vector(k: Kernel, reals: int) -> _Type:
+STRIP = struct_of(WORD * 11, CType(3, 1))
+_SCHEDULE = struct_of(STRIP, WORD * 10, CType(2, 1))
+
+
+def _vector(k: Kernel, reals: int) -> CType:
     """Numbers of a lane that are read in one access."""
     size = (8 if k.wide else 4) * reals
-    return _Type(size, size)
+    return CType(size, size)
 
 
-def _planes(k: Kernel, rows: int) -> _Type:
+def _planes(k: Kernel, rows: int) -> CType:
     """Rows of features as operands of tensor cores, in two planes for float32."""
     planes = 2 if k.input_code == 0 else 1
-    return (_Type(2, 2) * (planes * rows * (k.dims + 8))).aligned(16)
+    return (CType(2, 2) * (planes * rows * (k.dims + 8))).aligned(16)
 
 
-def _normalization(k: Kernel) -> _Type:
+def _normalization(k: Kernel) -> CType:
     if k.mode != TENSOR:
-        return _WORD
+        return WORD
     own = (
-        (_WORD * MOST_CENTRES).aligned(16) if k.sliced else _struct(_planes(k, k.strip_rows), _WORD * k.dims)
+        (WORD * MOST_CENTRES).aligned(16) if k.sliced else struct_of(_planes(k, k.strip_rows), WORD * k.dims)
     )
-    return _struct(own, _WORD * k.strip_rows, _WORD, _FEATURES.aligned(16))
+    return struct_of(own, WORD * k.strip_rows, WORD, _FEATURES.aligned(16))
 
 
-def _cost_shared(k: Kernel) -> _Type:
+def _cost_shared(k: Kernel) -> CType:
     if k.mode == COST:
-        return _WORD
+        return WORD
     if k.mode == DIRECT:
-        return _WORD * (32 * k.dims)
+        return WORD * (32 * k.dims)
     if not k.sliced:
-        return _struct(_planes(k, 32), _WORD * 32)
-    return _struct(_planes(k, 2 * 32), _WORD * 32, _planes(k, 2 * k.strip_rows), _WORD * k.dims)
+        return struct_of(_planes(k, 32), WORD * 32)
+    return struct_of(_planes(k, 2 * 32), WORD * 32, _planes(k, 2 * k.strip_rows), WORD * k.dims)
 
 
-def _grad_shared(k: Kernel) -> _Type:
+def _grad_shared(k: Kernel) -> CType:
     if k.mode == COST:
-        return _WORD
+        return WORD
     if k.mode == DIRECT:
-        return _WORD * ((k.strip_rows + 32) * k.dims + 4 * k.strip_rows * (k.dims + 1))
+        return WORD * ((k.strip_rows + 32) * k.dims + 4 * k.strip_rows * (k.dims + 1))
     if not k.sliced:
-        return _struct(_planes(k, 32))
-    return _struct(_planes(k, 2 * k.strip_rows), _WORD * k.dims, _planes(k, 2 * 32))
+        return struct_of(_planes(k, 32))
+    return struct_of(_planes(k, 2 * k.strip_rows), WORD * k.dims, _planes(k, 2 * 32))
 
 
-def _ring(k: Kernel, chunks: int) -> _Type:
+def _ring(k: Kernel, chunks: int) -> CType:
     """Steps of all rows of a strip."""
     stride = k.strip_rows + (4 if k.mode == TENSOR else 2)
-    return (_WORD * (chunks * 32 * stride)).aligned(16)
+    return (WORD * (chunks * 32 * stride)).aligned(16)
 
 
-def _window(k: Kernel, columns: int) -> _Type:
+def _window(k: Kernel, columns: int) -> CType:
     """Columns of y, in vectors of up to four features."""
     return _vector(k, min(k.dims, 4)) * (columns * max(k.dims // 4, 1))
 
 
-def _wide_costs(k: Kernel) -> _Type:
+def _wide_costs(k: Kernel) -> CType:
     """Costs of eight steps."""
     return _vector(k, k.lane_rows) * (8 * 32)
 
 
-def _forward_shared(k: Kernel) -> _Type:
+def _forward_shared(k: Kernel) -> CType:
     rows = _vector(k, 2) * 64
     if k.source == PAIR:
-        return _struct(_window(k, PAIR_WINDOW), rows, alignment=64)
+        return struct_of(_window(k, PAIR_WINDOW), rows, alignment=64)
     if k.source == MATRIX:
-        return _struct(_vector(k, k.lane_rows) * (32 * 33), rows, alignment=64)
+        return struct_of(_vector(k, k.lane_rows) * (32 * 33), rows, alignment=64)
     if k.source == WIDE_SOURCE:
-        return _struct(rows, _wide_costs(k), alignment=64)
+        return struct_of(rows, _wide_costs(k), alignment=64)
     if k.source == UNIVARIATE_SOURCE:
-        return _struct(rows, _WORD * (k.strip_rows + 32), alignment=64)
-    return _struct(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, _STRIP, _WORD)
+        return struct_of(rows, WORD * (k.strip_rows + 32), alignment=64)
+    return struct_of(_ring(k, k.lane_rows + 2), _normalization(k), _cost_shared(k), rows, STRIP, WORD)
 
 
-def _backward_shared(k: Kernel) -> _Type:
+def _backward_shared(k: Kernel) -> CType:
     shares, left, state = _vector(k, 2 * k.lane_rows), _vector(k, k.lane_rows), _vector(k, 2)
     if k.source == PAIR:
         windows = _window(k, PAIR_WINDOW), _window(k, 32)
-        return _struct(shares * 1024, *windows, state * 32, _WORD * 64, alignment=64)
+        return struct_of(shares * 1024, *windows, state * 32, WORD * 64, alignment=64)
     if k.source == MATRIX:
-        return _struct(shares * (32 * 33), state * 32, _WORD * 64, alignment=64)
+        return struct_of(shares * (32 * 33), state * 32, WORD * 64, alignment=64)
     if k.source != TILED:
         members = [shares * (k.subwalk * 32), *([left * (k.subwalk * 32)] if k.banded else [])]
         members += [state * (2 * k.subwalk), state * k.checkpoint]
@@ -357,14 +367,12 @@ def _backward_shared(k: Kernel) -> _Type:
             members.append(_wide_costs(k))
             members.append(state * (2 * k.strip_rows * (k.checkpoint // k.subwalk - 2)))
         else:
-            members.append(_WORD * (k.strip_rows + k.checkpoint))
-        return _struct(*members, alignment=64)
+            members.append(WORD * (k.strip_rows + k.checkpoint))
+        return struct_of(*members, alignment=64)
     chunks = k.checkpoint // 32
     slots = chunks + 1
+    rings = _ring(k, k.lane_rows + 2 * chunks), _ring(k, k.lane_rows + 2)
     left_slots = slots if k.lane_rows == 2 or k.banded else 1
-    return _struct(
-        *(_ring(k, k.lane_rows + 2 * chunks), _ring(k, k.lane_rows + 2)),
-        *(shares * (slots * 1024), left * (left_slots * 1024)),
-        *(_normalization(k), _cost_shared(k), _grad_shared(k), state * 32, _WORD * 64),
-        *(_WORD * 8, _ORDER * 2, _SCHEDULE, _WORD),
-    )
+    cells = shares * (slots * 1024), left * (left_slots * 1024)
+    making = _normalization(k), _cost_shared(k), _grad_shared(k)
+    return struct_of(*rings, *cells, *making, state * 32, WORD * 64, WORD * 8, _ORDER * 2, _SCHEDULE, WORD)

@@ -2,7 +2,8 @@
 
 Nothing here waits for the GPU or reads from it. A forward makes one buffer of bytes (laid out by `config`),
 fills its front with ones, and launches; narrow kernels are followed by a launch that reruns flagged pairs,
-which ends immediately where there are none, and leaves the scratch all ones again for the backward.
+which ends immediately where there are none, and leaves the scratch all ones again for the backward. Every
+byte of a state is written, so that equal calls have equal states whatever was in new memory.
 
 For small problems the forward computes the gradients, too (`config.gradient_with_value`): the state is then
 the gradients for a `grad` of 1, and the backward multiplies them.
@@ -38,6 +39,10 @@ _MOST_FEATURES = 2**27
 gpu = Gpu()
 
 
+Sizes = tuple[int, int, int, int]
+"""B, N, M, D; 1 for D of a cost matrix."""
+
+
 class Call(NamedTuple):
     """What depends on shapes, types and the band; `params` is a `Params` without addresses and gamma."""
 
@@ -45,6 +50,8 @@ class Call(NamedTuple):
     layout: Layout
     params: bytes
     blocks: int
+    alone: bool
+    """Whether pairs are one strip, of which one launch computes value and gradient."""
     bounds: int
     rerun_blocks: int
     rerun_bounds: int
@@ -90,12 +97,14 @@ def _call(plan: Plan, batch: int, n: int, m: int, d: int, bandwidth: int, save: 
     p.pair_bytes = layout.pair_bytes
     p.row_bytes, p.more_row_bytes = layout.row_bytes, layout.more_row_bytes
     p.scratch_bytes = layout.scratch
+    p.saved_bytes = plan.main.pair_bytes(n, m, bandwidth)
     rerun = plan.rerun or plan.main
     return Call(
         plan=plan,
         layout=layout,
         params=bytes(p),
         blocks=blocks,
+        alone=plan.main.strips(n) == 1 and FORWARD_BACKWARD in plan.main.parts,
         bounds=plan.main.states_bytes(n, m, bandwidth),
         rerun_blocks=min(batch * rerun.strips(n), _RERUN_BLOCKS_PER_PROCESSOR * device.processors),
         rerun_bounds=rerun.states_bytes(n, m, bandwidth),
@@ -125,7 +134,7 @@ def dense_rows(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def _address(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -134,22 +143,34 @@ def stride(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
 
 
-def _are_aligned(x: Tensor, y: Tensor) -> bool:
-    """Whether all rows begin at multiples of 16 bytes, if their own sizes allow it."""
-    return not (x.data_ptr() | y.data_ptr() | (stride(x) | stride(y)) * x.element_size()) % 16
-
-
-def _inputs(problem: Problem, save: bool) -> _Inputs:
-    x, y = dense_rows(problem.x), problem.y
-    batch, n, m = problem.batch, problem.n, problem.m
+def _sizes(problem: Problem) -> Sizes:
+    x, y, pairs = problem.x, problem.y, problem.pairs
+    batch, n, d = x.shape
     if y is None:
-        d = 1
-        plan = config.cost_plan(n, x.dtype, problem.bandwidth, batch=batch)
+        return batch, n, d, 1
+    y_batch, m, _ = y.shape
+    if pairs is not None:
+        batch = pairs.shape[0]
+    elif batch == 1:
+        batch = y_batch
+    return batch, n, m, d
+
+
+def _inputs(problem: Problem, sizes: Sizes, save: bool) -> _Inputs:
+    batch, n, m, d = sizes
+    x, y, bandwidth = dense_rows(problem.x), problem.y, problem.bandwidth
+    x_stride, y_stride = stride(x), 0
+    if y is None:
+        plan = config.cost_plan(n, x.dtype, bandwidth, batch=batch)
     else:
-        y, d = dense_rows(y), x.shape[2]
-        plan = config.fused_plan(n, d, x.dtype, problem.bandwidth, _are_aligned(x, y), batch=batch)
-    call = _call(plan, batch, n, m, d, problem.bandwidth, save)
+        y = dense_rows(y)
+        y_stride = stride(y)
+        # Whether all rows begin at multiples of 16 bytes, if their own sizes allow it.
+        aligned = not (x.data_ptr() | y.data_ptr() | (x_stride | y_stride) * x.element_size()) % 16
+        plan = config.fused_plan(n, d, x.dtype, bandwidth, aligned, batch=batch)
+    call = _call(plan, batch, n, m, d, bandwidth, save)
     params = Params.from_buffer_copy(call.params)
+    params.x_stride, params.y_stride = x_stride, y_stride
     params.scale = _LOG2_E / problem.gamma
     params.unscale = problem.gamma * _LN_2
     pairs = problem.pairs
@@ -176,11 +197,11 @@ def _bind_addresses(
         params,
         0,
         x.data_ptr(),
-        _address(y),
-        _address(problem.x_lengths),
-        _address(problem.y_lengths),
-        _address(pairs),
-        _address(grad),
+        address(y),
+        address(problem.x_lengths),
+        address(problem.y_lengths),
+        address(pairs),
+        address(grad),
         value.data_ptr(),
         grad_x,
         grad_y,
@@ -196,8 +217,6 @@ def _bind_addresses(
         base + layout.range_flags,
         base + layout.progress,
         base + layout.grad_y_order,
-        stride(x),
-        stride(y),
     )
 
 
@@ -210,90 +229,102 @@ def _make_rerun(params: Params, call: Call, restore: bool) -> None:
     params.tickets, params.other_tickets = params.other_tickets, params.tickets
 
 
-def _has_gradient_with_value(problem: Problem) -> bool:
-    """Whether the forward computes gradients, too: never those of cost matrices and of listed pairs.
+def _has_gradient_with_value(problem: Problem, sizes: Sizes) -> bool:
+    """Whether the forward computes gradients, too: never those of costs and of listed pairs.
 
     Otherwise it depends on nothing but sizes and type, so that all terms of a divergence are computed in the
     same way, and cancel exactly where they should.
     """
-    x, y = problem.x, problem.y
-    if y is None or x.dtype != torch.float32 or problem.pairs is not None:
+    if problem.y is None or problem.pairs is not None or problem.x.dtype != torch.float32:
         return False
-    return config.gradient_with_value(problem.batch, x.shape[1], y.shape[1], x.shape[2])
+    return config.gradient_with_value(*sizes)
 
 
-def _kept_bytes(problem: Problem, kept_x: bool, kept_y: bool) -> tuple[int, int]:
+def _kept_bytes(sizes: Sizes, kept_x: bool, kept_y: bool) -> tuple[int, int]:
     """Of the gradients of x and of y in the state."""
-    numbers = 4 * problem.batch * problem.x.shape[2]
-    return numbers * problem.n if kept_x else 0, numbers * problem.m if kept_y else 0
+    batch, n, m, d = sizes
+    return 4 * batch * n * d if kept_x else 0, 4 * batch * m * d if kept_y else 0
 
 
 def state_bytes(problem: Problem) -> int:
     """Size of the state that `forward` saves."""
-    x, y = problem.x, problem.y
-    if y is None:
-        plan = config.cost_plan(problem.n, x.dtype, problem.bandwidth, batch=problem.batch)
-    elif _has_gradient_with_value(problem):
-        return sum(_kept_bytes(problem, problem.need_x, problem.need_y))
+    batch, n, m, d = sizes = _sizes(problem)
+    if _has_gradient_with_value(problem, sizes):
+        return sum(_kept_bytes(sizes, problem.need_x, problem.need_y))
+    dtype, bandwidth = problem.x.dtype, problem.bandwidth
+    if problem.y is None:
+        plan = config.cost_plan(n, dtype, bandwidth, batch=batch)
     else:
         # Alignment changes how rows are read, not what is saved.
-        plan = config.fused_plan(problem.n, x.shape[2], x.dtype, problem.bandwidth, batch=problem.batch)
-    return config.layout_of(plan, problem.batch, problem.n, problem.m, problem.bandwidth, True).total
+        plan = config.fused_plan(n, d, dtype, bandwidth, batch=batch)
+    return config.layout_of(plan, batch, n, m, bandwidth, True).total
+
+
+def _is_padded(problem: Problem) -> bool:
+    """Whether pairs may be shorter than the tensors, or invalid, so that kernels do not visit everything."""
+    return not problem.pairs is problem.x_lengths is problem.y_lengths is None
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values (B,), and the state that the backward needs."""
-    save = problem.needs_gradient
-    if save and _has_gradient_with_value(problem):
-        return _forward_backward(problem)
-    inputs = _inputs(problem, save)
+    save, sizes = problem.needs_gradient, _sizes(problem)
+    if save and _has_gradient_with_value(problem, sizes):
+        return _forward_backward(problem, sizes)
+    inputs = _inputs(problem, sizes, save)
     _, _, _, call, params = inputs
-    device, plan = problem.x.device, call.plan
-    value = gpu.empty(problem.batch, problem.value_dtype, device)
-    buffer = gpu.empty(call.layout.total, torch.uint8, device)
+    device, plan, layout = problem.x.device, call.plan, call.layout
+    value = gpu.empty(sizes[0], problem.value_dtype, device)
+    buffer = gpu.empty(layout.total, torch.uint8, device)
     base = buffer.data_ptr()
     _bind_addresses(problem, inputs, base, value)
     params.save = save
     if not save:
         params.grad_y_order = 0  # its place in the layout is empty: a wide rerun would clear what follows it
     with gpu.queue(device) as queue:
-        queue.fill_with_ones(base, call.layout.filled)
+        # Of a full batch without a band kernels write all of the state. What they leave out of another's is
+        # known on the GPU alone: see docs/kernels.md for what it costs to fill all of it.
+        visits_all = not save or (problem.bandwidth < 0 and not _is_padded(problem))
+        queue.fill_with_ones(base, layout.pairs if visits_all else layout.total)
         queue.run(plan.main, FORWARD, params, call.blocks)
         if plan.rerun is not None:
             _make_rerun(params, call, restore=save)
             params.save = 0
             queue.run(plan.rerun, FORWARD, params, call.rerun_blocks)
         elif save:
-            queue.fill_with_ones(base, call.layout.scratch)
+            queue.fill_with_ones(base, layout.scratch)
     return value, buffer if save else gpu.empty(0, torch.uint8, device)
 
 
-def _forward_backward(problem: Problem) -> tuple[Tensor, Tensor]:
+def _forward_backward(problem: Problem, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Values, and as the state the gradients for a `grad` of 1: of x and then of y, where they are needed."""
-    inputs = _inputs(problem, True)
+    inputs = _inputs(problem, sizes, True)
     _, _, _, call, params = inputs
     device, plan, layout = problem.x.device, call.plan, call.layout
-    value = gpu.empty(problem.batch, torch.float32, device)
+    value = gpu.empty(sizes[0], torch.float32, device)
     buffer = gpu.empty(layout.total, torch.uint8, device)
-    has_lengths = problem.x_lengths is not None or problem.y_lengths is not None
-    x_bytes, y_bytes = _kept_bytes(problem, problem.need_x, problem.need_y)
-    new = gpu.zeros if has_lengths else gpu.empty  # no kernel visits the padding
+    x_bytes, y_bytes = _kept_bytes(sizes, problem.need_x, problem.need_y)
+    new = gpu.zeros if not call.alone and _is_padded(problem) else gpu.empty
     state = new(x_bytes + y_bytes, torch.uint8, device)
     base = buffer.data_ptr()
-    grad_x = state.data_ptr() if problem.need_x else 0
-    grad_y = state.data_ptr() + x_bytes if problem.need_y else 0
+    grad_x = state.data_ptr() if x_bytes else 0
+    grad_y = state.data_ptr() + x_bytes if y_bytes else 0
     _bind_addresses(problem, inputs, base, value, None, grad_x, grad_y)
     params.save = 1
     with gpu.queue(device) as queue:
-        queue.fill_with_ones(base, layout.filled)
-        if call.blocks == problem.batch and FORWARD_BACKWARD in plan.main.parts:
+        # Where block b has pair b in both launches, blocks share nothing that would have to be filled.
+        is_shared = not call.alone or call.rerun_blocks < call.blocks
+        if is_shared:
+            queue.fill_with_ones(base, layout.pairs)
+        if call.alone:
             queue.run(plan.main, FORWARD_BACKWARD, params, call.blocks)
-        else:  # pairs of several strips
+        else:
             queue.run(plan.main, FORWARD, params, call.blocks)
             queue.fill_with_ones(base, layout.scratch)
             queue.run(plan.main, BACKWARD, params, call.blocks)
         if plan.rerun is not None:
             _make_rerun(params, call, restore=False)
+            if not is_shared:
+                params.tickets = 0
             queue.run(plan.rerun, RERUN, params, call.rerun_blocks)
     return value, state
 
@@ -303,15 +334,15 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     grad = materialized(grad)
     if grad.dtype != value.dtype:
         grad = grad.to(value.dtype)
-    if _has_gradient_with_value(problem):
-        return _scaled_gradients(problem, grad, state)
-    inputs = _inputs(problem, True)
+    sizes = _sizes(problem)
+    if _has_gradient_with_value(problem, sizes):
+        return _scaled_gradients(problem, sizes, grad, state)
+    inputs = _inputs(problem, sizes, True)
     x, y, _, call, params = inputs
     device, plan = x.device, call.plan
     # Cells that no kernel visits, outside the band, in the padding or of an invalid pair, have no gradient.
     stores_all = y is not None or plan.main.source == MATRIX
-    is_dense = stores_all and problem.pairs is problem.x_lengths is problem.y_lengths is None
-    new = gpu.empty if is_dense else gpu.zeros
+    new = gpu.empty if stores_all and not _is_padded(problem) else gpu.zeros
     grad_x = grad_y = none = problem.no_gradient()
     sums = []
 
@@ -323,9 +354,9 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
         return sums[-1].data_ptr()
 
     if problem.need_x:
-        grad_x = new((problem.batch, *x.shape[1:]), problem.gradient_dtype(x), device)
+        grad_x = new((sizes[0], *x.shape[1:]), problem.gradient_dtype(x), device)
     if problem.need_y and y is not None:
-        grad_y = new((problem.batch, *y.shape[1:]), problem.gradient_dtype(y), device)
+        grad_y = new((sizes[0], *y.shape[1:]), problem.gradient_dtype(y), device)
     base = state.data_ptr()
     _bind_addresses(problem, inputs, base, value, grad, grad_x.data_ptr(), grad_y.data_ptr())
     params.grad_stride = grad.stride(0)
@@ -349,25 +380,26 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
     return grad_x, grad_y
 
 
-def _scaled_gradients(problem: Problem, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled_gradients(problem: Problem, sizes: Sizes, grad: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients that `_forward_backward` kept, times `grad`."""
-    x, y = problem.x, problem.y
-    assert y is not None
-    batch, device = problem.batch, x.device
-    x_bytes, y_bytes = _kept_bytes(problem, True, True)
-    grad_x = grad_y = problem.no_gradient()
+    batch, n, m, d = sizes
+    x_bytes, y_bytes = _kept_bytes(sizes, True, True)
+    device, kept = problem.x.device, state.data_ptr()
     params = Params()
-    params.batch, params.n, params.m, params.d = batch, x.shape[1], y.shape[1], x.shape[2]
+    params.batch, params.n, params.m, params.d = sizes
     params.grad, params.grad_stride = grad.data_ptr(), grad.stride(0)
-    kept = state.data_ptr()
     if problem.need_x:
-        grad_x = gpu.empty((batch, *x.shape[1:]), torch.float32, device)
+        grad_x = gpu.empty((batch, n, d), torch.float32, device)
         params.sum_x, params.grad_x = kept, grad_x.data_ptr()
+    else:
+        grad_x = problem.no_gradient()
     if problem.need_y:
-        grad_y = gpu.empty((batch, *y.shape[1:]), torch.float32, device)
-        # The forward needed the same sides or both.
+        grad_y = gpu.empty((batch, m, d), torch.float32, device)
+        # The forward needed the same sides, or both.
         params.sum_y = kept + x_bytes if state.numel() == x_bytes + y_bytes else kept
         params.grad_y = grad_y.data_ptr()
+    else:
+        grad_y = problem.no_gradient()
     with gpu.queue(device) as queue:
-        queue.run(SCALE, BACKWARD, params, SCALE.blocks((x_bytes + y_bytes) // 4))
+        queue.run(SCALE, BACKWARD, params, SCALE.blocks(batch * (n + m) * d))
     return grad_x, grad_y

@@ -39,7 +39,8 @@ DEVICE void make_forward_costs(const Params& p, const Strip& s, ForwardShared& s
 // By all THREADS threads of a block, of which the first FORWARD_THREADS work. ALONE: every pair is one strip, and the
 // block's is the pair of its own number.
 template <int THREADS, bool ALONE> DEVICE void forward_pass(const Params& p, ForwardShared& shared) {
-  if (!ALONE && thread_index() == 0) shared.ticket = next_ticket(p);
+  if (ALONE) open_pair<THREADS>(p);
+  else if (thread_index() == 0) shared.ticket = next_ticket(p);
   fill_ring<THREADS>(&shared.costs[0][0], FORWARD_CHUNKS * 32 * STEP_STRIDE, BLANK_COST);
   block_barrier();
   const Assignment mine = ALONE ? Assignment{(i32)block_index(), 0} : assignment_of(p, shared.ticket);

@@ -19,9 +19,10 @@ struct Params {
   u8* scratch;              // the words below that are all ones at first; null when no later launch needs them
   u8* rows;                 // one hand-off row per pair, all ones at first, and two words for each of its strips
   u8* more_rows;            // one more for the second half of wide words
-  u32* tickets;             // one counter, all ones at first
+  u32* tickets;             // one counter, all ones at first; null for reruns where block b has pair b, of one strip
   u32* other_tickets;       // the counter of the launch that follows, or came before
-  u32* range_flags;         // (B + 1,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range, and of [B]
+  u32* range_flags;         // (B + 1,) all ones; a narrow kernel clears bit 0 of a pair that is beyond its range, and of [B],
+                            // which nobody reads where there are no tickets
   u32* progress;            // (B, 4) all ones; how far the reruns of a pair have come
   u32* grad_y_order;        // (B, column tiles) all ones; the last strip, in the order of the walk, to add to this part of grad_y
   i64 x_stride, y_stride;   // elements from one series to the next, 0 for a series that stands for all
@@ -46,6 +47,7 @@ struct Params {
   i32 save;                 // forward: keep states and bounds
   i32 grad_x_wide;          // 16-bit input whose gradient is wanted in float32 (a broadcast side)
   i32 grad_y_wide;
+  i64 saved_bytes;          // of a pair's part, what the main kernel saves; the rest a rerun may need
 };
 
 // A pair that is beyond the range of narrow arithmetic is flagged; the launch that follows computes it with wide numbers.

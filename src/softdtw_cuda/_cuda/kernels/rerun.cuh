@@ -1,8 +1,8 @@
 // Reruns with wide numbers.
 //
 // The launch that follows a narrow kernel walks flagged pairs again, and leaves the scratch as the first fill had it, so
-// that the next launch on the same state finds it so. A pair's progress says how far its walks have come, a walk of the
-// forward in the first two words, of the backward in the last two:
+// that the next launch on the same state finds it so; what no launch writes of a state is ones, too. A pair's progress says
+// how far its walks have come, a walk of the forward in the first two words, of the backward in the last two:
 //   rows    1 once the walk's first strip has cleared what the walk before left behind
 //   strips  how many strips (less one, from all ones) are done, in the order of the walk
 // Each strip waits only for strips with earlier tickets: those of its own walk before it, and all of the walk before.
@@ -39,10 +39,16 @@ DEVICE_CALL void begin_rerun(const Params& p, i32 pair, i32 walk, i32 position, 
   warp_barrier();
   if (lane_index() == 0) store_release(rows_progress(p, pair, walk), 1u);
 }
+// The part of a pair that the main kernel does not save into.
+DEVICE void fill_rest(const Params& p, i32 pair) {
+  for (i64 at = p.saved_bytes + (i64)lane_index() * 8; at < p.pair_bytes; at += 32 * 8)
+    *(Word2*)(p.states + pair * p.pair_bytes + at) = Word2{~0u, ~0u};
+}
 // The pair's scratch as the first fill had it.
 DEVICE_CALL void restore_scratch(const Params& p, i32 pair) {
   if (!p.scratch) return;
   clear_rows(p, pair, false);
+  fill_rest(p, pair);
   if (lane_index() < 4) p.progress[(i64)pair * 4 + lane_index()] = ~0u;
 }
 DEVICE_CALL void end_rerun(const Params& p, i32 pair, i32 walk, i32 position, i32 last, bool last_walk) {
@@ -57,4 +63,5 @@ DEVICE void restore_scratch(const Params& p) {
   if (!p.scratch) return;
   for (i64 i = (i64)block_index() * 32 + lane_index(); i < p.scratch_bytes / 16; i += (i64)p.blocks * 32)
     ((Word4*)p.scratch)[i] = Word4{~0u, ~0u, ~0u, ~0u};
+  for (i32 pair = (i32)block_index(); pair < p.batch; pair += p.blocks) fill_rest(p, pair);
 }

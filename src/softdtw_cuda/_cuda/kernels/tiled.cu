@@ -37,6 +37,7 @@
 #endif
 #endif
 #include "gradients.cuh"
+#include "alone.cuh"
 #if MODE == COST_MATRIX
 #include "gradients_matrix.cuh"
 #elif MODE == DIRECT

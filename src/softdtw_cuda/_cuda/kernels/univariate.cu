@@ -4,6 +4,7 @@
 #include "primitives.cuh"
 #include "common.cuh"
 #include "pruning.cuh"
+#include "alone.cuh"
 #include "costs_univariate.cuh"
 #include "forward_univariate.cuh"
 #include "backward_univariate.cuh"
@@ -35,6 +36,8 @@ KERNEL THREADS_PER_BLOCK(32, UNIVARIATE_BACKWARD_BLOCKS) univariate_backward(GRI
 static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the passes share their memory");
 KERNEL THREADS_PER_BLOCK(32, UNIVARIATE_BACKWARD_BLOCKS) univariate_forward_backward(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
+  open_pair<32>(p);
+  warp_barrier();
   const Strip s = strip_of(p, (i32)block_index(), 0);
   if (!s.valid) {
     if (lane_index() == 0) store_invalid_value(p, s.pair);

@@ -48,14 +48,15 @@ KERNEL THREADS_PER_BLOCK(32, WIDE_BACKWARD_BLOCKS) wide_backward(GRID_CONSTANT c
 
 #if HAS_PART(RERUN_PART)
 // The backward of flagged pairs. The forward's rerun kept nothing, so they are walked forwards once more, with wide states
-// in the pair's own place, and then backwards; tickets of the first walk come before all of the second.
+// in the pair's own place, and then backwards; tickets of the first walk come before all of the second. Without tickets, where
+// every pair is one strip, block b takes those of pair b.
 static_assert(sizeof(ForwardShared) <= BACKWARD_SHARED, "the walks share their memory");
 KERNEL THREADS_PER_BLOCK(32, WIDE_RERUN_BLOCKS) wide_rerun(GRID_CONSTANT const Params p) {
   SHARED_MEMORY(memory);
-  if (all_in_range(p)) { restore_scratch(p); return; }
+  if (p.tickets ? all_in_range(p) : is_in_range(p, (i32)block_index())) { restore_scratch(p); return; }
   const u32 tickets = (u32)p.batch * (u32)p.strips;
-  for (;;) {
-    const u32 ticket = next_ticket_of_warp(p);
+  for (u32 walked = 0;; walked++) {
+    const u32 ticket = p.tickets ? next_ticket_of_warp(p) : block_index() + walked * tickets;
     const i32 walk = ticket < tickets ? FORWARD_WALK : BACKWARD_WALK;
     if (ticket >= 2u * tickets) return;
     const Assignment mine = assignment_of(p, ticket - (walk == BACKWARD_WALK ? tickets : 0u));
