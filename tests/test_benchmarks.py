@@ -32,6 +32,7 @@ from benchmarks.error_budget import KEY, Errors, row_of
 from benchmarks.plots import _apart
 from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
 from benchmarks.runner import Runner, Settings
+from softdtw_cuda.plot import INK, PALE
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = Case("paper", 2, 12, 12, 3)
@@ -543,8 +544,8 @@ def test_limits_look_like_no_provider() -> None:
     rows = [row(**size), row(**size, dtype="bfloat16")]
     figure = plots._roofline(rows, "NVIDIA H200")
     colours = {line.get_color() for line in figure.axes[0].get_lines()}
-    assert colours == {plots.STYLES[OURS_FUSED][0], plots.INK, plots.PALE}
-    assert plots.INK not in {colour for colour, _ in plots.STYLES.values()}
+    assert colours == {plots.STYLES[OURS_FUSED][0], INK, PALE}
+    assert INK not in {colour for colour, _ in plots.STYLES.values()}
     faces = {line.get_markerfacecolor() for line in figure.axes[0].get_lines() if line.get_marker() == "o"}
     assert faces == {plots.STYLES[OURS_FUSED][0], "white"}
     pyplot.close(figure)

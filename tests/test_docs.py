@@ -724,6 +724,16 @@ def test_formulas_are_mathml_and_numbered(site: Path) -> None:
     assert f'id="eq-{EQUATIONS + 1}"' not in text
 
 
+def test_functions_stand_apart_from_their_operands() -> None:
+    for package in ("mkdocs", "latex2mathml"):
+        pytest.importorskip(package)
+    thin = '<mspace width="0.167em" />'
+    mathml = load("hooks").mathml
+    assert f"<mi>d</mi>{thin}<msub><mi>log</mi><mn>2</mn></msub><mo" in mathml(r"d \log_2(e)/\gamma")
+    assert f"{thin}<mi>ln</mi>{thin}<mn>2</mn>" in mathml(r"\gamma \ln 2")
+    assert thin not in mathml(r"= \exp(-x)")
+
+
 def test_equations_cited_by_the_code_exist() -> None:
     tags = re.findall(r"\\tag\{(\d+)\}", (DOCS / "math.md").read_text(encoding="utf-8"))
     assert tags == [str(number) for number in range(1, EQUATIONS + 1)]
