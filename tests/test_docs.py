@@ -33,6 +33,7 @@ from softdtw_cuda._problem import NO_BAND, Problem
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "softdtw_cuda"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
 EQUATIONS = 23
 """Numbered equations of docs/math.md."""
@@ -76,6 +77,16 @@ def test_the_pages_that_show_code_are_found() -> None:
         assert len(re.findall(r"^\s*(```|~~~)\s*(python|py)\b", text, re.MULTILINE)) == len(
             SNIPPET.findall(text)
         )
+
+
+def test_code_fits_the_column_of_a_page() -> None:
+    """Blocks of pages, and the sources and docstrings that the site shows."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", DOCS_TEXT, re.DOTALL | re.MULTILINE)
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    docstrings = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("**/*.py"))
+    shown = re.findall(r"^ *((?:>>>|\.\.\.) .*)", docstrings, re.MULTILINE)
+    lines = [line for text in (*blocks, *sources) for line in text.splitlines()]
+    assert [line for line in (*lines, *shown) if len(line) > 84] == []
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
@@ -574,7 +585,6 @@ def test_pruning_bound(threshold: float, gamma: float) -> None:
 # ---- the architecture
 
 
-PACKAGE = ROOT / "src" / "softdtw_cuda"
 LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
 """The way of a loss on the CPU, down to its backend."""
 ANSWERS = {
@@ -711,6 +721,11 @@ def test_site_needs_no_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
             assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag), f"{page.name}: {tag}"
+
+
+def test_every_column_has_a_heading(site: Path) -> None:
+    for page in site.rglob("index.html"):
+        assert not re.search(r"<th\b[^>]*>\s*</th>", page.read_text(encoding="utf-8")), page
 
 
 def test_formulas_are_mathml_and_numbered(site: Path) -> None:
@@ -898,7 +913,8 @@ def test_the_citation_has_the_version() -> None:
 def test_the_citation_has_the_papers_of_the_page() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     page = re.sub(r"[{}]", "", (DOCS / "citing.md").read_text(encoding="utf-8"))
-    titles = re.findall(r"^  title +=\s*(.*),$", page, re.MULTILINE)
+    found = re.findall(r"^  title +=\s*(.*?),$", page, re.MULTILINE | re.DOTALL)
+    titles = [" ".join(title.split()) for title in found]
     assert len(titles) == 4
     for title in titles:
         assert f'title: "{title}"' in citation
