@@ -10,6 +10,7 @@ import functools
 import html
 import importlib.util
 import io
+import json
 import math
 import os
 import re
@@ -83,6 +84,9 @@ def test_code_fits_the_column_of_a_page() -> None:
     """Blocks of pages, and the sources and docstrings that the site shows."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", DOCS_TEXT, re.DOTALL | re.MULTILINE)
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    for path in (DOCS / "tutorials").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     docstrings = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("**/*.py"))
     shown = re.findall(r"^ *((?:>>>|\.\.\.) .*)", docstrings, re.MULTILINE)
     lines = [line for text in (*blocks, *sources) for line in text.splitlines()]
@@ -234,8 +238,8 @@ def test_real_series_follow_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_text(header + "".join(f"{line},today,Some CPU,v,c\n" for line in lines))
     table = figures.real_series()
     assert "### A\n\nsmall:\n" in table
-    assert "| 1-NN | Soft-DTW | 0.500 (2 s) |" in table
-    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1 s) |" in table
+    assert "| 1-NN | Soft-DTW | 0.500 (2\u00a0s) |" in table
+    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1\u00a0s) |" in table
     assert "| 1-NN | DTW, aeon | not within 5 s in all |" in table
     assert "– |" not in table  # DTW, which has no gamma, has a table of its own
     means = figures.real_series_means()

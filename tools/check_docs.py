@@ -69,8 +69,9 @@ function look(page, width, doc) {
       say(each, "ends " + Math.round(box.right - column.right) + " pixels right of its column");
     if (each.matches(".equation, .md-typeset__scrollwrap") && each.scrollWidth > each.clientWidth + 1)
       say(each, "is cut off by " + (each.scrollWidth - each.clientWidth) + " pixels");
-    if (width > 1000 && each.matches("pre") && each.scrollWidth > each.clientWidth + 1)
-      say(each, "is code that is cut off by " + (each.scrollWidth - each.clientWidth) + " pixels");
+    const code = each.matches("pre") ? each.querySelector("code") : null;  // which scrolls
+    if (width > 1000 && code && code.scrollWidth > code.clientWidth + 1)
+      say(code, "is cut off by " + (code.scrollWidth - code.clientWidth) + " pixels");
     if (each.matches("td, th, math") && size < job.smallest) say(each, "has letters of " + size + " pixels");
     if (each.tagName === "IMG" && !each.naturalWidth) say(each, "is missing");
   }
