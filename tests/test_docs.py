@@ -270,6 +270,13 @@ def test_times_beside_others_are_of_eager_calls(results: Path) -> None:
     ours = [row(), row(metric="time, eager", p50="4"), row(metric="memory", p50="42.5", unit="MiB")]
     records.upsert(results, [*ours, row(provider="other", p50="7")])
     assert "| 4 | 7 |" in figures.readme()
+    assert "Time of an eager call in ms, forward and backward, float32; B = 32," in figures.readme()
+    records.upsert(results, [each | {"suite": "targets"} for each in ours])  # of this library alone
+    eager, replay = re.split(
+        r"^Time of a CUDA graph", figures.results().split("### This library alone")[1], flags=re.M
+    )
+    assert "| 4 |" in eager
+    assert "| 1.25 |" in replay
 
 
 @pytest.mark.parametrize("change", [{"date": "2026-12-02"}, {"command": "python -m benchmarks --limit 2"}])
