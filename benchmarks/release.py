@@ -157,13 +157,13 @@ class Verdict(NamedTuple):
 
 
 def verdicts(folder: Path, day: str) -> Iterator[Verdict]:
-    """Every figure of the day that has a target."""
+    """Every figure of the day that has a target; those of time are a GPU's."""
     for row in records.read_folder(folder):
         if (row["suite"], row["provider"], row["metric"], row["dtype"], row["date"]) == (
             "targets", OURS_FUSED, "time", "float32", day,
         ):  # fmt: skip
             size = (int(row["B"]), int(row["N"]), int(row["D"]))
-            if size in cases.TARGETS and row["status"] == "ok":
+            if size in cases.TARGETS and row["status"] == "ok" and row["method"].startswith("CUDA"):
                 what = "B = {}, L = {}, D = {}, ms".format(*size)
                 yield Verdict(what, float(row["p50"]), cases.TARGETS[size][1])
     for path in sorted(folder.glob("scale-*.csv")):
@@ -182,7 +182,7 @@ def verdicts(folder: Path, day: str) -> Iterator[Verdict]:
                 )
     for path in sorted(folder.glob("host-time-*.csv")):
         for row in records.read_any(path):
-            if row["date"] == day:
+            if row["date"] == day and "--device cuda" in row["command"]:
                 yield Verdict(f"host time, {row['call']}", float(row["ratio"]), cases.HOST_RATIO)
 
 

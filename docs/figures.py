@@ -112,7 +112,8 @@ def _reservation(rows: Sequence[Row], runs: int = 1) -> str:
 
 def _is_ours(row: Row) -> bool:
     """Whether the row is of this library; those of most single benchmarks have no other."""
-    return row.get("provider", OURS_FUSED) in (OURS_FUSED, OURS_COST)
+    name = row.get("provider", OURS_FUSED)
+    return name in (OURS_FUSED, OURS_COST) or name.startswith("softdtw_cuda")
 
 
 def devices(rows: Sequence[Row]) -> list[str]:
@@ -654,7 +655,7 @@ def _by_gamma(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
 def _score_cell(row: Row) -> str:
     if row["status"] != "ok":
         return row["status"]
-    return f"{float(row['score']):.3f} ({float(row['seconds']):.2g} s)"
+    return f"{float(row['score']):.3f} ({float(row['seconds']):.2g}\u00a0s)"
 
 
 def real_series_means() -> str:

@@ -26,6 +26,13 @@ _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _NUMBERED = re.compile(r"^\$\$(?=[^$]*\\tag\{(\d+)\})", re.MULTILINE)
 _TAG = re.compile(r"\\tag\{(\d+)\}")
+# A function, its index included, with the end of an operand before it and the start of one after it.
+_FUNCTION = re.compile(
+    r"(</m(?:i|n|sub|sup|row|frac)>)?"
+    r"(<msub><mi>(?:log|ln|exp)</mi>(?:(?!</msub>).)*</msub>|<mi>(?:log|ln|exp)</mi>)"
+    r"(<m(?!o\b|space))?"
+)
+_THIN = '<mspace width="0.167em" />'
 _ALIAS_ROW = re.compile(r"<td><code>(\w+)</code></td>")
 _CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 _PICTURE = re.compile(r'<img [^>]*src="([^"]+\.png)"[^>]*/?>')
@@ -76,7 +83,7 @@ def on_page_content(content: str, page: Any = None, **_: Any) -> str:
         content = _link_aliases(content)
     content = _DISPLAY.sub(lambda found: _equation(found[1]), content)
     content = _PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', content)
-    content = _INLINE.sub(lambda found: convert(html.unescape(found[1])), content)
+    content = _INLINE.sub(lambda found: mathml(html.unescape(found[1])), content)
     return _ROLE.sub(lambda found: _link(found[1]), content)
 
 
@@ -89,10 +96,20 @@ def _link_aliases(content: str) -> str:
     return table + end + _CODE.sub(lambda code: use.sub(r'<a href="#type-\1">\1</a>', code[0]), rest)
 
 
+def mathml(tex: str, display: str = "inline") -> str:
+    """A formula, with thin spaces around the names of functions, as TeX sets them."""
+
+    def apart(found: re.Match[str]) -> str:
+        before, function, after = found.groups("")
+        return f"{before}{_THIN if before else ''}{function}{_THIN if after else ''}{after}"
+
+    return _FUNCTION.sub(apart, convert(tex, display=display))
+
+
 def _equation(tex: str) -> str:
     tex = html.unescape(tex).strip()
     tag = _TAG.search(tex)
-    formula = convert(_TAG.sub("", tex), display="block")
+    formula = mathml(_TAG.sub("", tex), display="block")
     if tag is None:
         return f'<div class="equation">{formula}</div>'
     number = tag[1]

@@ -1,9 +1,9 @@
-"""Soft alignment: which step of one series belongs to which step of another, at three temperatures.
+"""Soft alignment: which steps of two series belong together, at three temperatures.
 
     python examples/alignment.py [--out output]
 
-E_ij is the probability that a random warping path passes through (i, j). A small gamma leaves one path,
-ordinary DTW's; a large one spreads over many.
+E_ij is the probability that a random warping path passes through (i, j). A small
+gamma leaves one path, ordinary DTW's; a large one spreads over many.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ def warped_pair() -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("output"), help="folder for the picture")
+    parser.add_argument(
+        "--out", type=Path, default=Path("output"), help="folder for the picture"
+    )
     arguments = parser.parse_args()
     x, y = warped_pair()
     figure = plt.figure(figsize=(12.5, 4.6), layout="constrained")
     parts = figure.subfigures(1, len(GAMMAS), width_ratios=(1, 1, 1.22))
-    print(f"{'gamma':>6} {'Soft-DTW':>9} {'cells above 1%':>15} {'steps on average':>17}")
+    print(f"{'gamma':>6} {'Soft-DTW':>9} {'cells above 1%':>15} {'mean steps':>11}")
     for gamma, part in zip(GAMMAS, parts, strict=True):
         E = softdtw_alignment(x, y, gamma=gamma)
         value = softdtw(x, y, gamma=gamma).item()
         # The sum of E is the expected number of cells on a path.
-        print(f"{gamma:6g} {value:9.2f} {(E > 0.01).sum().item():15d} {E.sum().item():17.1f}")
+        cells, steps = (E > 0.01).sum().item(), E.sum().item()
+        print(f"{gamma:6g} {value:9.2f} {cells:15d} {steps:11.1f}")
         plot_alignment(
             E,
             x,

@@ -1,10 +1,10 @@
-"""Nearest-centroid classification: one average a class, Euclidean against Soft-DTW, with accuracies.
+"""Nearest-centroid classification: one average a class, Euclidean and Soft-DTW.
 
     python examples/classification.py [--out output] [--train 24] [--test 300]
 
-The data are Saito's cylinder, bell and funnel, generated here: a plateau, a ramp up, or a ramp down,
-each with a random beginning, end and height, in noise. The classifier keeps one centroid a class and
-asks which one is nearest.
+The data are Saito's cylinder, bell and funnel, generated here: a plateau, a ramp
+up, or a ramp down, each with a random beginning, end and height, in noise. The
+classifier keeps one centroid a class and takes the class of the nearest one.
 """
 
 from __future__ import annotations
@@ -21,61 +21,85 @@ import torch
 from torch import Tensor
 
 from softdtw_cuda import softdtw_barycenter, softdtw_cdist
-from softdtw_cuda.plot import plot_barycenter
+from softdtw_cuda.plot import BLUE, GREY, VERMILLION, plot_barycenter
 
 CLASSES = ("cylinder", "bell", "funnel")
 STEPS = 128
 GAMMA = 1.0
 
 
-def cylinder_bell_funnel(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(count, STEPS, 1) series with mean 0 and deviation 1, and (count,) labels; all classes alike often."""
+def cylinder_bell_funnel(
+    count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """(count, STEPS, 1) series with mean 0 and deviation 1, and (count,) labels."""
     step = torch.arange(STEPS)
     label = torch.arange(count) % len(CLASSES)
     begin = torch.randint(16, 33, (count, 1), generator=generator)
     end = begin + torch.randint(32, 97, (count, 1), generator=generator)
     inside = ((step >= begin) & (step <= end)).float()
     rising = (step - begin) / (end - begin)
-    shapes = torch.stack((torch.ones(count, STEPS), rising, 1 - rising))[label, torch.arange(count)]
+    shapes = torch.stack((torch.ones(count, STEPS), rising, 1 - rising))[
+        label, torch.arange(count)
+    ]
     height = 6 + torch.randn(count, 1, generator=generator)
-    series = height * inside * shapes + torch.randn(count, STEPS, generator=generator)
+    series = height * inside * shapes + torch.randn(
+        count, STEPS, generator=generator
+    )
     series = (series - series.mean(1, keepdim=True)) / series.std(1, keepdim=True)
     return series.unsqueeze(2), label
 
 
 def centroid(members: Tensor) -> Tensor:
-    """(STEPS, 1) barycenter of members (K, STEPS, 1), started from the one that is nearest to all others.
+    """(STEPS, 1) barycenter of members (K, STEPS, 1).
 
-    Classes this wide have many local minima, and the Euclidean mean, the usual start, is near the wrong ones.
+    It starts from the member that is nearest to all others: classes this wide have
+    many local minima, and the Euclidean mean, the usual start, is near poor ones.
     """
     middle = softdtw_cdist(members, members, gamma=GAMMA).sum(1).argmin()
-    return softdtw_barycenter(members, gamma=GAMMA, init=members[middle], max_iter=100)
+    return softdtw_barycenter(
+        members, gamma=GAMMA, init=members[middle], max_iter=100
+    )
 
 
 def accuracy(distances: Tensor, label: Tensor) -> float:
-    """Share of the rows of distances (series, centroids) whose smallest is at their label."""
+    """Share of the series (rows) whose nearest centroid is that of their label."""
     return (distances.argmin(1) == label).float().mean().item()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("output"), help="folder for the picture")
-    parser.add_argument("--train", type=int, default=24, help="series to make the centroids of")
+    parser.add_argument(
+        "--out", type=Path, default=Path("output"), help="folder for the picture"
+    )
+    parser.add_argument(
+        "--train", type=int, default=24, help="series to make the centroids of"
+    )
     parser.add_argument("--test", type=int, default=300, help="series to classify")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(2)
-    series, label = (side.to(device) for side in cylinder_bell_funnel(arguments.train, generator))
-    unseen, truth = (side.to(device) for side in cylinder_bell_funnel(arguments.test, generator))
-    print(f"{len(CLASSES)} classes, {len(series)} series to learn from, {len(unseen)} to classify")
+    series, label = (
+        side.to(device) for side in cylinder_bell_funnel(arguments.train, generator)
+    )
+    unseen, truth = (
+        side.to(device) for side in cylinder_bell_funnel(arguments.test, generator)
+    )
+    print(
+        f"{len(CLASSES)} classes, {len(series)} series to learn from, "
+        f"{len(unseen)} to classify"
+    )
 
     start = time.perf_counter()
     members = [series[label == k] for k in range(len(CLASSES))]
     means = torch.stack([each.mean(0) for each in members])
     barycenters = torch.stack([centroid(each) for each in members])
     distances = {
-        "Euclidean mean, Euclidean distance": torch.cdist(unseen.flatten(1), means.flatten(1)),
-        "Euclidean mean, Soft-DTW divergence": softdtw_cdist(unseen, means, gamma=GAMMA, normalize=True),
+        "Euclidean mean, Euclidean distance": torch.cdist(
+            unseen.flatten(1), means.flatten(1)
+        ),
+        "Euclidean mean, Soft-DTW divergence": softdtw_cdist(
+            unseen, means, gamma=GAMMA, normalize=True
+        ),
         "Soft-DTW barycenter, Soft-DTW divergence": softdtw_cdist(
             unseen, barycenters, gamma=GAMMA, normalize=True
         ),
@@ -84,7 +108,9 @@ def main() -> None:
     for name, score in scores.items():
         print(f"  {name + ':':42} {100 * score:5.1f} % right")
 
-    figure, panels = plt.subplots(1, 4, figsize=(13, 3.6), width_ratios=(1, 1, 1, 0.95), layout="constrained")
+    figure, panels = plt.subplots(
+        1, 4, figsize=(13, 3.6), width_ratios=(1, 1, 1, 0.95), layout="constrained"
+    )
     for k, name in enumerate(CLASSES):
         plot_barycenter(
             members[k],
@@ -99,14 +125,17 @@ def main() -> None:
             panels[k].get_legend().remove()
             panels[k].tick_params(labelleft=False)
     panels[0].set_ylim(-2.5, 4.6)
+    panels[0].set_ylabel("value")
     panels[0].legend(frameon=False, fontsize=8.5, loc="upper right")
     short = ("mean,\nEuclidean", "mean,\ndivergence", "barycenter,\ndivergence")
     bars = panels[3].bar(
-        short, [100 * score for score in scores.values()], color=("#D55E00", "#9AA0A6", "#0072B2")
+        short,
+        [100 * score for score in scores.values()],
+        color=(VERMILLION, GREY, BLUE),
     )
     panels[3].bar_label(bars, fmt="%.1f", padding=2)
     panels[3].set_ylim(0, 108)
-    panels[3].set_title("right, % of unseen series", loc="left", fontweight="bold", fontsize=11)
+    panels[3].set_title("accuracy (%)", loc="left", fontweight="bold", fontsize=11)
     panels[3].tick_params(axis="x", labelsize=8.5)
     panels[3].spines[["top", "right"]].set_visible(False)
     path = arguments.out / "classification.png"

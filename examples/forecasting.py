@@ -1,11 +1,12 @@
-"""Forecasting: the same network on the same data, trained with squared error and with Soft-DTW.
+"""Forecasting: the same network trained with squared error and with Soft-DTW.
 
     python examples/forecasting.py [--out output] [--steps 1500]
 
-Two pulses announce a jump: its height is the difference of theirs, it comes as long after the second
-pulse as that came after the first, give or take five steps that nobody can predict. A network trained
-with squared error hedges: it predicts the average of all possible jumps, a slow ramp. Soft-DTW forgives
-a small shift in time, so the network can afford to predict a jump.
+Two pulses announce a jump: its height is the difference of theirs, it comes as long
+after the second pulse as that came after the first, give or take five steps that
+nobody can predict. A network trained with squared error predicts the average of all
+possible jumps, a ramp. The Soft-DTW divergence forgives a small shift in time, so
+that the network can predict a sharp jump.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from softdtw_cuda import SoftDTW, softdtw
+from softdtw_cuda.plot import BLUE, GREY, INK, MUTED, SHADE, VERMILLION
 
 SEEN, AHEAD, JITTER = 40, 40, 5
-QUANTILES = {0.1: "10th percentile\nof the error", 0.5: "median error", 0.9: "90th percentile\nof the error"}
-BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#9AA0A6", "#222222"  # told apart by colour-blind readers too
+QUANTILES = {0.1: "10th\npercentile", 0.5: "median", 0.9: "90th\npercentile"}
+"""Of the error: which forecasts are shown."""
 
 
-def pulses_and_jumps(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def pulses_and_jumps(
+    count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """(count, SEEN) histories and (count, AHEAD, 1) futures."""
     step = torch.arange(SEEN + AHEAD)
     first = torch.randint(3, 16, (count, 1), generator=generator)
@@ -46,12 +50,14 @@ def forecaster() -> nn.Sequential:
     """History (B, SEEN) to future (B, AHEAD, 1); always the same start."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(SEEN, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, AHEAD),
-        nn.Unflatten(1, (AHEAD, 1)),
-    )  # fmt: skip
+        *(nn.Linear(SEEN, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()),
+        *(nn.Linear(128, AHEAD), nn.Unflatten(1, (AHEAD, 1))),
+    )
 
 
-def train(loss_fn: nn.Module, history: Tensor, future: Tensor, steps: int) -> nn.Module:
+def train(
+    loss_fn: nn.Module, history: Tensor, future: Tensor, steps: int
+) -> nn.Module:
     """An ordinary training loop; nothing in it knows which loss it uses."""
     model = forecaster().to(history.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -79,32 +85,65 @@ def draw(
     sharpness: dict[str, float],
     errors: dict[str, float],
 ) -> None:
-    # So few inches that letters can be read on a phone, which shows them at half this size.
-    figure, panels = plt.subplots(2, 3, figsize=(6.4, 4.6), sharex=True, sharey=True, layout="constrained")
+    # So few inches that letters can be read on a phone, at half this size.
+    figure, panels = plt.subplots(
+        2, 3, figsize=(6.4, 4.6), sharex=True, sharey=True, layout="constrained"
+    )
     before, after = range(-SEEN, 0), range(AHEAD)
-    colors = {"squared error": ORANGE, "Soft-DTW": BLUE}
+    colors = {"squared error": VERMILLION, "Soft-DTW": BLUE}
     for row, (name, forecast) in zip(panels, forecasts.items(), strict=True):
         for k, panel in enumerate(row):
-            panel.axvspan(-SEEN, -0.5, color="#F2F3F5", zorder=0)
+            panel.axvspan(-SEEN, -0.5, color=SHADE, zorder=0)
             panel.plot(before, history[k].cpu(), color=GREY, lw=1.1)
-            panel.plot(after, future[k, :, 0].cpu(), color=INK, lw=1.2, label="what came")
-            panel.plot(after, forecast[k, :, 0].cpu(), color=colors[name], lw=2.2, label="forecast")
+            panel.plot(
+                after, future[k, :, 0].cpu(), color=INK, lw=1.2, label="what came"
+            )
+            panel.plot(
+                after,
+                forecast[k, :, 0].cpu(),
+                color=colors[name],
+                lw=2.2,
+                label="forecast",
+            )
             panel.spines[["top", "right"]].set_visible(False)
             panel.set_xlim(-SEEN, AHEAD - 1)
-        row[0].set_title(" \n ", fontsize=10)  # keeps the room for a title that reaches over the whole row
-        score = f"steepest step {sharpness[name]:.2f} of the true one, squared error {errors[name]:.4f}"
-        for text, height, weight in ((f"Trained with {name}", 19, "bold"), (score, 5, "normal")):
+        row[0].set_title(
+            " \n ", fontsize=10
+        )  # keeps the room for a title that reaches over the whole row
+        score = (
+            f"steepest step {sharpness[name]:.2f} of the true one, "
+            f"squared error {errors[name]:.4f}"
+        )
+        for text, height, weight in (
+            (f"Trained with {name}", 19, "bold"),
+            (score, 5, "normal"),
+        ):
             title = row[0].annotate(
-                text, (0, 1), xycoords="axes fraction", xytext=(0, height), textcoords="offset points",
-                fontweight=weight, fontsize=10,
-            )  # fmt: skip
+                text,
+                (0, 1),
+                xycoords="axes fraction",
+                xytext=(0, height),
+                textcoords="offset points",
+                fontweight=weight,
+                fontsize=10,
+            )
             title.set_in_layout(False)
-        for panel, place in zip(row, QUANTILES, strict=True):
-            where = {"transform": panel.transAxes, "ha": "right", "fontsize": 9}
-            panel.text(0.98, 0.6, QUANTILES[place], color="#666666", **where)
-        row[0].legend(frameon=False, loc="lower left", fontsize=8, handlelength=1.2, borderaxespad=0)
-    panels[0, 0].text(-2, 1.1, "seen", color="#666666", ha="right")
-    panels[0, 0].text(2, 1.1, "to forecast", color="#666666")
+        row[0].set_ylabel("value")
+        for panel, place, end in zip(row, QUANTILES, future[:, -1, 0], strict=True):
+            height, side = (0.05, "bottom") if end > 0 else (0.95, "top")
+            where = {"transform": panel.transAxes, "ha": "right", "va": side}
+            text = QUANTILES[place]
+            panel.text(0.98, height, text, color=MUTED, fontsize=9, **where)
+        row[0].legend(
+            frameon=False,
+            loc="lower left",
+            fontsize=8,
+            handlelength=1.2,
+            borderaxespad=0,
+        )
+    where = {"transform": panels[0, 0].get_xaxis_transform(), "va": "top"}
+    panels[0, 0].text(1 - SEEN, 0.98, "seen", color=MUTED, fontsize=9, **where)
+    panels[0, 0].text(1, 0.98, "to forecast", color=MUTED, fontsize=9, **where)
     for panel in panels[1]:
         panel.set_xlabel("time step")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,38 +153,63 @@ def draw(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("output"), help="folder for the picture")
-    parser.add_argument("--steps", type=int, default=1500, help="training steps of each network")
+    parser.add_argument(
+        "--out", type=Path, default=Path("output"), help="folder for the picture"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1500, help="training steps of each network"
+    )
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_num_threads(1)  # a network this small gains nothing from more, and a busy machine costs less so
+    torch.set_num_threads(1)  # a network this small gains nothing from more
     generator = torch.Generator().manual_seed(1)
-    history, future = (side.to(device) for side in pulses_and_jumps(4096, generator))
-    unseen_history, unseen_future = (side.to(device) for side in pulses_and_jumps(512, generator))
+    history, future = (
+        side.to(device) for side in pulses_and_jumps(4096, generator)
+    )
+    unseen_history, unseen_future = (
+        side.to(device) for side in pulses_and_jumps(512, generator)
+    )
 
     losses = {
         "squared error": nn.MSELoss(),
-        # The band says how much shift to forgive: as much as nobody can predict.
-        "Soft-DTW": SoftDTW(gamma=0.01, bandwidth=JITTER, reduction="mean"),
+        # The band says how much shift to forgive: as much as nobody can predict. A
+        # gamma this small makes no forecast rougher than the data.
+        "Soft-DTW": SoftDTW(
+            gamma=0.001, bandwidth=JITTER, normalize=True, reduction="mean"
+        ),
     }
     forecasts, sharpness, errors = {}, {}, {}
     start = time.perf_counter()
-    print(f"{'trained with':14} {'squared error':>14} {'divergence':>11} {'steepest step':>14}")
+    print(
+        f"{'trained with':14} {'squared error':>14} {'divergence':>11} "
+        f"{'steepest step':>14}"
+    )
     for name, loss_fn in losses.items():
         model = train(loss_fn, history, future, arguments.steps)
         with torch.no_grad():
             forecast = model(unseen_history)
             errors[name] = nn.functional.mse_loss(forecast, unseen_future).item()
-            divergence = softdtw(forecast, unseen_future, gamma=0.01, normalize=True).mean().item()
-            sharpness[name] = (steepest(forecast) / steepest(unseen_future)).median().item()
-        print(f"{name:14} {errors[name]:14.4f} {divergence:11.3f} {sharpness[name]:13.2f}x")
+            divergence = (
+                softdtw(forecast, unseen_future, gamma=0.01, normalize=True)
+                .mean()
+                .item()
+            )
+            sharpness[name] = (
+                (steepest(forecast) / steepest(unseen_future)).median().item()
+            )
+        print(
+            f"{name:14} {errors[name]:14.4f} {divergence:11.3f} "
+            f"{sharpness[name]:13.2f}x"
+        )
         forecasts[name] = forecast
     path = arguments.out / "forecasting.png"
-    # Jumps that a reader can see, from well to badly forecast by the network trained with Soft-DTW.
+    # Clear jumps, from well to badly forecast by the network trained with Soft-DTW.
     clear = (unseen_future[:, -1, 0].abs() > 0.4).nonzero()[:, 0]
     error = (forecasts["Soft-DTW"] - unseen_future)[clear].square().mean((1, 2))
     ranked = clear[error.argsort()]
-    chosen = torch.stack([ranked[round(place * (len(ranked) - 1))] for place in QUANTILES])
+    chosen = torch.stack(
+        [ranked[round(place * (len(ranked) - 1))] for place in QUANTILES]
+    )
     draw(
         path,
         unseen_history[chosen],
@@ -155,7 +219,10 @@ def main() -> None:
         errors,
     )
     ratio = errors["Soft-DTW"] / errors["squared error"]
-    print(f"squared error prefers the ramp; Soft-DTW the jump, at {ratio:.1f} times the squared error:")
+    print(
+        f"squared error prefers the ramp; Soft-DTW the jump, at {ratio:.1f} times "
+        "the squared error:"
+    )
     print("the shape is right, its moment may be off")
     print(f"{time.perf_counter() - start:.1f} s in all; picture: {path}")
 

@@ -32,6 +32,7 @@ from benchmarks.error_budget import KEY, Errors, row_of
 from benchmarks.plots import _apart
 from benchmarks.providers import OURS_COST, OURS_FUSED, ROUNDING, Provider, from_checkout, installed
 from benchmarks.runner import Runner, Settings
+from softdtw_cuda.plot import INK, PALE
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = Case("paper", 2, 12, 12, 3)
@@ -532,6 +533,9 @@ def test_second_order_has_room_for_few_sizes(sizes: int) -> None:
     assert {"B = 1, L = 64", "this library", "time (ms)"} <= {each.get_text() for each in texts}
     for one, other in itertools.combinations(texts, 2):
         assert not one.get_window_extent().overlaps(other.get_window_extent()), (one, other)
+    for above, below in itertools.pairwise(figure.axes):
+        assert not below.title.get_window_extent().overlaps(above.get_window_extent())
+        assert below.get_window_extent().height > 0.4 * figure.dpi
     assert len(figure.axes[-1].get_xticks()) >= 2
     pyplot.close(figure)
 
@@ -543,8 +547,8 @@ def test_limits_look_like_no_provider() -> None:
     rows = [row(**size), row(**size, dtype="bfloat16")]
     figure = plots._roofline(rows, "NVIDIA H200")
     colours = {line.get_color() for line in figure.axes[0].get_lines()}
-    assert colours == {plots.STYLES[OURS_FUSED][0], plots.INK, plots.PALE}
-    assert plots.INK not in {colour for colour, _ in plots.STYLES.values()}
+    assert colours == {plots.STYLES[OURS_FUSED][0], INK, PALE}
+    assert INK not in {colour for colour, _ in plots.STYLES.values()}
     faces = {line.get_markerfacecolor() for line in figure.axes[0].get_lines() if line.get_marker() == "o"}
     assert faces == {plots.STYLES[OURS_FUSED][0], "white"}
     pyplot.close(figure)
@@ -756,9 +760,11 @@ def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
 def test_missed_targets_are_named(tmp_path: Path) -> None:
     today = datetime.date.today().isoformat()
     size = {"suite": "targets", "B": "32", "N": "128", "M": "128", "D": "64", "date": today}
-    records.upsert(tmp_path, [row(**size, p50="0.07"), row(**size, provider=OURS_COST, p50="9")])
+    graph = {"method": "CUDA graph"}
+    rows = [row(**size, **graph, p50="0.07"), row(**size, **graph, provider=OURS_COST, p50="9")]
+    records.upsert(tmp_path, [*rows, row(**size, device="Some CPU", method="wall clock", p50="9")])
     job = scale.CUDA[0]
-    about = {"date": today, "device": "Some GPU", "versions": "v", "command": "c"}
+    about = {"date": today, "device": "Some GPU", "versions": "v", "command": "python --device cuda"}
     scale.write([scale.row_of(job, "softdtw_cdist", 1, 1.0, 1)], about, tmp_path)
     scale.write([scale.row_of(job, "distributed.cdist", 1, 9.0, 1)], about | {"date": "2026-01-01"}, tmp_path)
     case = Errors(8, 8, 1, 0.0, 0.1, 1e-9, 2e-5, 0.0)

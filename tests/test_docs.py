@@ -10,6 +10,7 @@ import functools
 import html
 import importlib.util
 import io
+import json
 import math
 import os
 import re
@@ -33,6 +34,7 @@ from softdtw_cuda._problem import NO_BAND, Problem
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "softdtw_cuda"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
 EQUATIONS = 23
 """Numbered equations of docs/math.md."""
@@ -76,6 +78,19 @@ def test_the_pages_that_show_code_are_found() -> None:
         assert len(re.findall(r"^\s*(```|~~~)\s*(python|py)\b", text, re.MULTILINE)) == len(
             SNIPPET.findall(text)
         )
+
+
+def test_code_fits_the_column_of_a_page() -> None:
+    """Blocks of pages, and the sources and docstrings that the site shows."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", DOCS_TEXT, re.DOTALL | re.MULTILINE)
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    for path in (DOCS / "tutorials").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    docstrings = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("**/*.py"))
+    shown = re.findall(r"^ *((?:>>>|\.\.\.) .*)", docstrings, re.MULTILINE)
+    lines = [line for text in (*blocks, *sources) for line in text.splitlines()]
+    assert [line for line in (*lines, *shown) if len(line) > 84] == []
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
@@ -223,8 +238,8 @@ def test_real_series_follow_the_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_text(header + "".join(f"{line},today,Some CPU,v,c\n" for line in lines))
     table = figures.real_series()
     assert "### A\n\nsmall:\n" in table
-    assert "| 1-NN | Soft-DTW | 0.500 (2 s) |" in table
-    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1 s) |" in table
+    assert "| 1-NN | Soft-DTW | 0.500 (2\u00a0s) |" in table
+    assert "| 1-NN | Soft-DTW, γ = 10⁻⁶ | 0.750 (1\u00a0s) |" in table
     assert "| 1-NN | DTW, aeon | not within 5 s in all |" in table
     assert "– |" not in table  # DTW, which has no gamma, has a table of its own
     means = figures.real_series_means()
@@ -255,6 +270,13 @@ def test_times_beside_others_are_of_eager_calls(results: Path) -> None:
     ours = [row(), row(metric="time, eager", p50="4"), row(metric="memory", p50="42.5", unit="MiB")]
     records.upsert(results, [*ours, row(provider="other", p50="7")])
     assert "| 4 | 7 |" in figures.readme()
+    assert "Time of an eager call in ms, forward and backward, float32; B = 32," in figures.readme()
+    records.upsert(results, [each | {"suite": "targets"} for each in ours])  # of this library alone
+    eager, replay = re.split(
+        r"^Time of a CUDA graph", figures.results().split("### This library alone")[1], flags=re.M
+    )
+    assert "| 4 |" in eager
+    assert "| 1.25 |" in replay
 
 
 @pytest.mark.parametrize("change", [{"date": "2026-12-02"}, {"command": "python -m benchmarks --limit 2"}])
@@ -574,7 +596,6 @@ def test_pruning_bound(threshold: float, gamma: float) -> None:
 # ---- the architecture
 
 
-PACKAGE = ROOT / "src" / "softdtw_cuda"
 LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_backends.py", "_cpu/launch.py"]
 """The way of a loss on the CPU, down to its backend."""
 ANSWERS = {
@@ -713,6 +734,11 @@ def test_site_needs_no_network(site: Path) -> None:
             assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag), f"{page.name}: {tag}"
 
 
+def test_every_column_has_a_heading(site: Path) -> None:
+    for page in site.rglob("index.html"):
+        assert not re.search(r"<th\b[^>]*>\s*</th>", page.read_text(encoding="utf-8")), page
+
+
 def test_formulas_are_mathml_and_numbered(site: Path) -> None:
     text = (site / "math" / "index.html").read_text(encoding="utf-8")
     assert "arithmatex" not in text
@@ -722,6 +748,16 @@ def test_formulas_are_mathml_and_numbered(site: Path) -> None:
         assert text.count(f'id="eq-{number}"') == 1
         assert f'<a href="#eq-{number}">({number})</a>' in text
     assert f'id="eq-{EQUATIONS + 1}"' not in text
+
+
+def test_functions_stand_apart_from_their_operands() -> None:
+    for package in ("mkdocs", "latex2mathml"):
+        pytest.importorskip(package)
+    thin = '<mspace width="0.167em" />'
+    mathml = load("hooks").mathml
+    assert f"<mi>d</mi>{thin}<msub><mi>log</mi><mn>2</mn></msub><mo" in mathml(r"d \log_2(e)/\gamma")
+    assert f"{thin}<mi>ln</mi>{thin}<mn>2</mn>" in mathml(r"\gamma \ln 2")
+    assert thin not in mathml(r"= \exp(-x)")
 
 
 def test_equations_cited_by_the_code_exist() -> None:
@@ -888,7 +924,8 @@ def test_the_citation_has_the_version() -> None:
 def test_the_citation_has_the_papers_of_the_page() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     page = re.sub(r"[{}]", "", (DOCS / "citing.md").read_text(encoding="utf-8"))
-    titles = re.findall(r"^  title +=\s*(.*),$", page, re.MULTILINE)
+    found = re.findall(r"^  title +=\s*(.*?),$", page, re.MULTILINE | re.DOTALL)
+    titles = [" ".join(title.split()) for title in found]
     assert len(titles) == 4
     for title in titles:
         assert f'title: "{title}"' in citation

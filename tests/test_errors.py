@@ -27,6 +27,7 @@ from softdtw_cuda import (
     softdtw_expected_cost,
     softdtw_from_cost,
     softdtw_knn,
+    softdtw_pairs,
     softdtw_sharp,
 )
 
@@ -280,7 +281,7 @@ class TestMigration:
             call(use_cuda=True)
         with raises(TypeError, name, "'dist_func'", "dist_func: pass it as dist="):
             call(dist_func=torch.cdist)
-        if "barycenter" not in name:
+        if name not in ("softdtw_barycenter()", "softdtw_cdist()"):  # these have the present name
             with raises(TypeError, name, "'verbose'", "softdtw_barycenter", "progress=True"):
                 call(verbose=True)
         with raises(TypeError, "use_cuda: leave", "dist_func: pass"):
@@ -334,6 +335,10 @@ def test_all_pairs_need_a_batch() -> None:
 def test_a_progress_that_is_no_flag() -> None:
     with raises(TypeError, "progress must be True or False, got 'no'"):
         softdtw_knn(X, Y, 1, progress="no")
+    with raises(TypeError, "progress must be True or False, got 'no'"):
+        softdtw_cdist(X, Y, progress="no")
+    with raises(TypeError, "progress must be True or False, got 'no'"):
+        softdtw_pairs(X, Y, [[0, 0]], progress="no")
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "longdouble", "U1"])

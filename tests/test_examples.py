@@ -86,7 +86,7 @@ def test_example(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))},
     )
     assert result.returncode == 0, result.stderr
     picture = folder / f"{name}.png"

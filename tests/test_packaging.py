@@ -59,6 +59,23 @@ def test_python_versions_are_those_that_ci_runs() -> None:
     assert [each.strip(' "') for each in matrix.split(",")] == classified
 
 
+def long_description() -> str:
+    pytest.importorskip("hatch_fancy_pypi_readme")
+    return run(sys.executable, "-m", "hatch_fancy_pypi_readme", ROOT / "pyproject.toml", cwd=ROOT)
+
+
+def test_the_long_description_has_nothing_of_a_checkout() -> None:
+    readme, text = (ROOT / "README.md").read_text(encoding="utf-8"), long_description()
+    assert "pip install softdtw-cuda-torch    # Python 3.10 or newer" in text
+    for gone in ("in this folder", "make demo", "make test", "The same network on the same data", "!["):
+        assert gone in readme
+        assert gone not in text
+    # All else stays, without links into the repository.
+    kept = readme.split("```python", 1)[1].split("On a fresh machine")[0] + readme.split("## Speed", 1)[1]
+    plain = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", kept)
+    assert all(line in text for line in plain.splitlines())
+
+
 @pytest.fixture(scope="module")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source distribution; the wheel is built from the latter."""
@@ -90,8 +107,7 @@ def test_the_long_description_stands_alone(distribution: Path) -> None:
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links == re.findall(r"\]\((https?://[^)]*)\)", readme)
     assert re.findall(r"(?:src|href)=\"(?!https?:)", text) == []
-    for block in re.findall(r"```.*?```", readme, re.DOTALL):
-        assert block in text
+    assert text.strip() == long_description().strip()
     assert "softdtw_cuda/py.typed" in names
     sources = {
         f"softdtw_cuda/{path.relative_to(ROOT / 'src/softdtw_cuda').as_posix()}"
@@ -99,6 +115,15 @@ def test_the_long_description_stands_alone(distribution: Path) -> None:
         if path.suffix in (".py", ".cu", ".cuh")
     }
     assert sources == {name for name in names if name.endswith((".py", ".cu", ".cuh"))}
+
+
+@pytest.mark.slow
+def test_an_editable_installation_has_what_tutorials_import(tmp_path: Path) -> None:
+    program = f"from hatchling.build import build_editable; print(build_editable({str(tmp_path)!r}))"
+    name = run(sys.executable, "-c", program, cwd=ROOT).splitlines()[-1]
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        (paths,) = (archive.read(each).decode() for each in archive.namelist() if each.endswith(".pth"))
+    assert {str(ROOT), str(ROOT / "src")} == set(paths.split())
 
 
 @pytest.mark.slow

@@ -122,6 +122,42 @@ def test_parts_of_any_size_give_the_same_bits(device: str, features: int, dtype:
         assert all(torch.equal(a, b) for a, b in zip(answers[0], answer, strict=True))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("grad", [False, True])
+def test_progress(
+    grad: bool, fused: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar that moves part by part; nothing else changes, nothing is counted twice."""
+    monkeypatch.setitem(pairs.CELLS_OF_A_STEP, "cpu", 2 * 7 * 6)  # two pairs
+    moves: list[int] = []
+
+    def update(bar: Any, pairs: int) -> None:
+        moves.append(pairs)
+        bar.n += pairs
+
+    monkeypatch.setattr("softdtw_cuda.pairs.tqdm.update", update)
+    x, y = series(grad=grad)
+    limit = 1 if grad else None  # with gradients it is the limit that makes parts, here of one pair
+    expected = [softdtw_cdist(x, y, fused=fused, memory_limit=limit)]
+    measured = [softdtw_cdist(x, y, fused=fused, memory_limit=limit, progress=True)]
+    assert moves == ([1] * 15 if grad else [2] * 7 + [1])
+    if grad:
+        for found in (expected, measured):
+            found += torch.autograd.grad(found[0].sum(), (x, y))
+        assert sum(moves) == 15
+    assert all(map(torch.equal, measured, expected))
+    assert "pairs:" in capsys.readouterr().err
+    moves.clear()
+    softdtw_pairs(x, y, PAIRS, fused=fused, memory_limit=limit, progress=True)
+    softdtw_cdist(x, fused=fused, memory_limit=limit, progress=True)  # each unordered pair
+    assert sum(moves) == len(PAIRS) + 15
+    assert torch.func.vmap(lambda x: softdtw_cdist(x, y, fused=fused, progress=True))(x[None]).shape == (
+        1,
+        5,
+        3,
+    )
+
+
 def test_sums_have_the_order_of_the_list() -> None:
     """Sequential, as a loop over the pairs would add them up, and not as halves or tiles of it."""
     x, y = torch.randn(1, 20, 1, requires_grad=True), torch.randn(50, 20, 1)

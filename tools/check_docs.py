@@ -3,9 +3,9 @@
     python tools/check_docs.py [--site site] [--out output/docs] [--no-screenshots]
 
 Each page is laid out at 1280 and at 390 pixels, the width of a phone. A page fails where it scrolls sideways,
-a table, formula or picture is wider than its column, a picture is missing, a number of a table is broken
-over lines or one of its headings within a word, or letters of a table are too small to read. Only Python's
-standard library and a Chromium (or Chrome) are needed.
+a table, formula or picture is wider than its column, code is cut off on a wide page, a picture is missing,
+a number of a table is broken over lines or one of its headings within a word, a heading is empty, or letters
+of a table are too small to read. Only Python's standard library and a Chromium (or Chrome) are needed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ function look(page, width, doc) {
       say(each, "ends " + Math.round(box.right - column.right) + " pixels right of its column");
     if (each.matches(".equation, .md-typeset__scrollwrap") && each.scrollWidth > each.clientWidth + 1)
       say(each, "is cut off by " + (each.scrollWidth - each.clientWidth) + " pixels");
+    const code = each.matches("pre") ? each.querySelector("code") : null;  // which scrolls
+    if (width > 1000 && code && code.scrollWidth > code.clientWidth + 1)
+      say(code, "is cut off by " + (code.scrollWidth - code.clientWidth) + " pixels");
     if (each.matches("td, th, math") && size < job.smallest) say(each, "has letters of " + size + " pixels");
     if (each.tagName === "IMG" && !each.naturalWidth) say(each, "is missing");
   }
@@ -92,7 +95,7 @@ function look(page, width, doc) {
   }
   for (const quote of page.startsWith("api/") ? article.querySelectorAll("blockquote") : [])
     say(quote, "is a block quote");
-  for (const empty of article.querySelectorAll("h2, h3, td:only-child"))
+  for (const empty of article.querySelectorAll("h2, h3, th, td:only-child"))
     if (!empty.textContent.trim()) say(empty, "is empty");
   return found;
 }

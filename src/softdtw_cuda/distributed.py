@@ -157,7 +157,8 @@ def knn(
         FileExistsError, OSError, ProcessFailed: likewise.
 
     Examples:
-        >>> values, indices = knn(torch.randn(5, 50, 3), torch.randn(100, 60, 3), 3, gamma=0.1)
+        >>> queries, database = torch.randn(5, 50, 3), torch.randn(100, 60, 3)
+        >>> values, indices = knn(queries, database, 3, gamma=0.1)
         >>> indices.shape
         torch.Size([5, 3])
     """

@@ -46,7 +46,8 @@ class SoftDTW(nn.Module):
 
     Examples:
         >>> loss_fn = SoftDTW(gamma=0.1, reduction="mean")
-        >>> loss_fn(torch.randn(8, 50, 3, requires_grad=True), torch.randn(8, 60, 3)).backward()
+        >>> prediction = torch.randn(8, 50, 3, requires_grad=True)
+        >>> loss_fn(prediction, torch.randn(8, 60, 3)).backward()
     """
 
     @explains_arguments
@@ -145,7 +146,8 @@ class DilateLoss(nn.Module):
 
     Examples:
         >>> loss_fn = DilateLoss(alpha=0.5, gamma=0.01)
-        >>> loss_fn(torch.randn(8, 20, 1, requires_grad=True), torch.randn(8, 20, 1)).backward()
+        >>> forecast = torch.randn(8, 20, 1, requires_grad=True)
+        >>> loss_fn(forecast, torch.randn(8, 20, 1)).backward()
     """
 
     @explains_arguments

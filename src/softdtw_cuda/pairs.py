@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 
 from . import _autograd
+from ._autograd import PairRange
 from ._backends import backend
 from ._distances import DistanceFunction, with_embedding
 from ._lengths import Lengths
@@ -25,6 +27,8 @@ from .functional import half_self
 
 SHARE_OF_FREE_MEMORY = 0.25
 """Of the device's, that a call takes at most unless the user says otherwise: others work there, too."""
+CELLS_OF_A_STEP = {"cuda": 1 << 33, "cpu": 1 << 28}
+"""Of a progress bar: some 10 ms of a GPU, some 0.2 s of a CPU."""
 BYTES_OF_A_STEP = 64
 """Of each time step, for what a launch needs besides state and gradients: rows handed from strip to strip."""
 
@@ -43,6 +47,7 @@ def softdtw_pairs(
     x_lengths: Lengths | None = None,
     y_lengths: Lengths | None = None,
     memory_limit: int | None = None,
+    progress: bool = False,
 ) -> Tensor:
     """Soft-DTW between listed pairs of series, differentiable in both sets.
 
@@ -60,6 +65,8 @@ def softdtw_pairs(
             computed a second time for the gradient instead of kept. None: a quarter of what the device has
             free. On the fused path the limit does not change a bit of values and gradients; elsewhere last
             bits of gradients depend on it, so set it where runs are to be compared bit by bit.
+        progress: show a progress bar of the values. With gradients it moves when a part is finished that fits
+            into memory_limit.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
 
     Returns:
@@ -74,7 +81,7 @@ def softdtw_pairs(
         torch.Size([3])
     """
     normalize = check_flag("normalize", normalize)
-    limit = check_memory_limit(memory_limit)
+    limit, progress = check_memory_limit(memory_limit), check_flag("progress", progress)
     problem = check_pairs(x, y, pairs, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
     listed, problem = problem.pairs, problem._replace(pairs=None)
     assert listed is not None
@@ -82,7 +89,7 @@ def softdtw_pairs(
     def list_range(start: int, stop: int) -> Tensor:
         return listed[start:stop]
 
-    value = pair_values(problem, listed.shape[0], list_range, limit)
+    value = pair_values(problem, listed.shape[0], list_range, limit, progress)
     if normalize:
         first, second = listed.long().unbind(1)
         value = value - (_self_terms(problem, True, first) + _self_terms(problem, False, second))
@@ -102,6 +109,7 @@ def softdtw_cdist(
     x_lengths: Lengths | None = None,
     y_lengths: Lengths | None = None,
     memory_limit: int | None = None,
+    progress: bool = False,
 ) -> TensorOrArray:
     """Soft-DTW between every series of x and every series of y, differentiable in both.
 
@@ -114,7 +122,7 @@ def softdtw_cdist(
         y: (L, M, D), or a list, likewise. None compares x with itself, and computes each unordered pair once.
         x_lengths, y_lengths: (K,) and (L,) true lengths of padded series; a list has its own.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
-        memory_limit: as in :func:`softdtw_pairs`.
+        memory_limit, progress: as in :func:`softdtw_pairs`.
 
     Returns:
         (K, L) values; (K, K), symmetric, without y. A NumPy array where x is of arrays, otherwise a tensor.
@@ -128,7 +136,7 @@ def softdtw_cdist(
         torch.Size([5, 7])
     """
     normalize = check_flag("normalize", normalize)
-    limit = check_memory_limit(memory_limit)
+    limit, progress = check_memory_limit(memory_limit), check_flag("progress", progress)
     first, x_lengths = as_batch("x", x, x_lengths)
     second = None
     if y is not None:
@@ -136,7 +144,7 @@ def softdtw_cdist(
     problem = check_all_pairs(first, second, gamma, bandwidth, dist, fused, x_lengths, y_lengths)
     # Of a distance that is not known to be symmetric both orders are computed.
     symmetric = y is None and problem.metric.is_named
-    value = symmetric_values(problem, limit) if symmetric else grid_values(problem, limit)
+    value = (symmetric_values if symmetric else grid_values)(problem, limit, progress)
     if normalize:
         x_self = half_self(problem, first=True)
         y_self = x_self if y is None else half_self(problem, first=False)
@@ -150,7 +158,7 @@ def _self_terms(problem: Problem, first: bool, index: Tensor) -> Tensor:
     return terms[index.clamp(0, terms.shape[0] - 1)] if len(index) else terms[:0]
 
 
-def grid_values(problem: Problem, limit: int | None) -> Tensor:
+def grid_values(problem: Problem, limit: int | None, progress: bool = False) -> Tensor:
     """(K, L) values of every series of x with every series of y."""
     assert problem.y is not None
     rows, columns = problem.x.shape[0], problem.y.shape[0]
@@ -160,10 +168,10 @@ def grid_values(problem: Problem, limit: int | None) -> Tensor:
         index = torch.arange(start, stop, device=device)
         return torch.stack([index // max(columns, 1), index % max(columns, 1)], 1).int()
 
-    return pair_values(problem, rows * columns, grid_range, limit).view(rows, columns)
+    return pair_values(problem, rows * columns, grid_range, limit, progress).view(rows, columns)
 
 
-def symmetric_values(problem: Problem, limit: int | None) -> Tensor:
+def symmetric_values(problem: Problem, limit: int | None, progress: bool = False) -> Tensor:
     """(K, K) values of x with itself: the pairs from the diagonal on, row after row, and their mirror."""
     size, device = problem.x.shape[0], problem.x.device
     rows = torch.arange(size, device=device)
@@ -174,7 +182,7 @@ def symmetric_values(problem: Problem, limit: int | None) -> Tensor:
         row = torch.searchsorted(starts, index, right=True) - 1
         return torch.stack([row, index - starts[row] + row], 1).int()
 
-    value = pair_values(problem, size * (size + 1) // 2, triangle_range, limit)
+    value = pair_values(problem, size * (size + 1) // 2, triangle_range, limit, progress)
     from_diagonal = rows >= rows.view(-1, 1)
     upper = value.new_zeros(size, size).masked_scatter(from_diagonal, value)
     return torch.where(from_diagonal, upper, upper.mT)
@@ -210,7 +218,7 @@ def half_self_values(problem: Problem, limit: int | None) -> Tensor:
 
 
 def pair_values(
-    problem: Problem, count: int, pairs_of: Callable[[int, int], Tensor], limit: int | None
+    problem: Problem, count: int, pairs_of: PairRange, limit: int | None, progress: bool = False
 ) -> Tensor:
     """(count,) values of the pairs that `pairs_of` names, as many at a time as the limit allows."""
     x, y = problem.x, problem.y
@@ -218,24 +226,49 @@ def pair_values(
     if count == 0:
         return ((x.sum() + y.sum()) * 0).to(problem.value_dtype).expand(0)
     records = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    # torch's compiler and its transforms see all pairs together: what to compute again is theirs to decide.
-    whole = torch.compiler.is_compiling() or in_transform()
     if problem.fused:  # embedded once, not for every pair
         problem = with_embedding(problem)
-        part = count if whole else pairs_at_a_time(problem, records, limit)
+    # torch's compiler and its transforms see all pairs together: what to compute again is theirs to decide.
+    if torch.compiler.is_compiling() or in_transform():
+        return _values_in_parts(problem, count, count, pairs_of)
+    part = pairs_at_a_time(problem, records, limit)
+    if not progress:
+        return _values_in_parts(problem, count, part, pairs_of)
+    if not records:  # otherwise smaller parts would be computed again for the gradient
+        part = min(part, max(1, CELLS_OF_A_STEP.get(x.device.type, 1 << 28) // (problem.n * problem.m)))
+    with tqdm(total=count, desc="pairs", unit="pair", unit_scale=True) as bar:
+
+        def shown_range(start: int, stop: int) -> Tensor:
+            if start > bar.n:  # all before are finished; what a backward computes again is not counted
+                _advance(bar, start, x.device)
+            return pairs_of(start, stop)
+
+        value = _values_in_parts(problem, count, part, shown_range)
+        _advance(bar, count, x.device)
+    return value
+
+
+def _advance(bar: tqdm[Any], finished: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # a bar shows what is done, not what is launched
+    bar.update(finished - bar.n)
+
+
+def _values_in_parts(problem: Problem, count: int, part: int, pairs_of: PairRange) -> Tensor:
+    if problem.fused:
         return _autograd.values_in_parts(problem, count, part, pairs_of)
-    part = count if whole else pairs_at_a_time(problem, records, limit)
 
     def part_values(x: Tensor, y: Tensor, start: int) -> Tensor:
         pairs = pairs_of(start, min(start + part, count))
         return _autograd.values(problem._replace(x=x, y=y, pairs=pairs).gathered())
 
+    assert problem.y is not None
     if part >= count:
-        return part_values(x, y, 0)
+        return part_values(problem.x, problem.y, 0)
     each = part_values
     if torch.is_grad_enabled():  # the first checkpoint imports torch.compile, a second or two
         each = functools.partial(checkpoint, part_values, use_reentrant=False)
-    return torch.cat([each(x, y, start) for start in range(0, count, part)])
+    return torch.cat([each(problem.x, problem.y, start) for start in range(0, count, part)])
 
 
 def pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:

@@ -72,7 +72,8 @@ def plot_alignment(
 
     Examples:
         >>> x, y = torch.randn(50, 1).cumsum(0), torch.randn(60, 1).cumsum(0)
-        >>> panels = plot_alignment(softdtw_alignment(x, y, gamma=0.1), x, y, title="gamma = 0.1")
+        >>> E = softdtw_alignment(x, y, gamma=0.1)
+        >>> panels = plot_alignment(E, x, y, title="gamma = 0.1")
     """
     pyplot = _pyplot()
     alignment = _array(E)
@@ -157,7 +158,8 @@ def plot_barycenter(
 
     Examples:
         >>> X = torch.randn(8, 50, 1).cumsum(1)
-        >>> panel = plot_barycenter(X, softdtw_barycenter(X, max_iter=5), others={"mean": X.mean(0)})
+        >>> average = softdtw_barycenter(X, max_iter=5)
+        >>> panel = plot_barycenter(X, average, others={"mean": X.mean(0)})
     """
     pyplot = _pyplot()
     series = [_series(one, f"X[{k}]") for k, one in enumerate(X)]
@@ -310,7 +312,8 @@ def plot_pairs(
 
     Examples:
         >>> X = torch.randn(8, 50, 1).cumsum(1)
-        >>> panel = plot_pairs(softdtw_cdist(X, gamma=0.1, normalize=True), labels=[0, 1] * 4)
+        >>> distances = softdtw_cdist(X, gamma=0.1, normalize=True)
+        >>> panel = plot_pairs(distances, labels=[0, 1] * 4)
     """
     pyplot = _pyplot()
     matrix = _array(distances)
