@@ -715,6 +715,90 @@ def test_operator_checks_host_lengths() -> None:
         torch.ops.softdtw_cuda.forward(COST, None, None, torch.tensor([4, 2]), 1.0, 1, False, False)
 
 
+OPTIONS = (1.0, -1, True, True)
+"""gamma, bandwidth and the gradients that are needed."""
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        (X[0], Y, None, None, *OPTIONS),
+        (X, Y.double(), None, None, *OPTIONS),
+        (X, Y[:, :, :1], None, None, *OPTIONS),
+        (X[[0, 1, 0]], Y, None, None, *OPTIONS),
+        (X[:, :0], Y, None, None, *OPTIONS),
+        (X.int(), Y.int(), None, None, *OPTIONS),
+        (X, None, None, None, *OPTIONS, torch.zeros(1, 2, dtype=torch.int32)),
+        (X, Y, None, None, *OPTIONS, torch.zeros(1, 3, dtype=torch.int32)),
+        (X, Y, None, None, *OPTIONS, torch.zeros(1, 2)),
+    ],
+)
+def test_operators_check_what_kernels_read(operands: tuple[Any, ...]) -> None:
+    """Nothing else does where they are called by hand."""
+    with raises(ValueError, "an operator got", "call softdtw"):
+        torch.ops.softdtw_cuda.forward(*operands)
+    value = torch.ones(2)
+    with raises(ValueError, "an operator got"):
+        torch.ops.softdtw_cuda.backward(value, value, torch.empty(0, dtype=torch.uint8), *operands)
+
+
+def test_operators_check_lengths_of_a_broadcast_side() -> None:
+    with raises(ValueError, "one for each"):
+        torch.ops.softdtw_cuda.forward(X[:1], Y, torch.tensor([2]), None, *OPTIONS)
+
+
+def test_operators_check_what_the_forward_saved() -> None:
+    x, y = torch.randn(2, 300, 2), torch.randn(2, 300, 2)
+    value, state = torch.ops.softdtw_cuda.forward(x, y, None, None, *OPTIONS)
+    for saved in ((value, value, state[:-4]), (value[:1], value, state), (value, value[:1], state)):
+        with raises(ValueError, "of its forward"):
+            torch.ops.softdtw_cuda.backward(*saved, x, y, None, None, *OPTIONS)
+        with raises(ValueError, "of its forward"):
+            torch.ops.softdtw_cuda.expected_backward(
+                *saved, x, y, None, None, *OPTIONS, None, "position", None, None, False, False
+            )
+
+
+@pytest.mark.parametrize(
+    ("kind", "a", "b"),
+    [
+        ("slope", None, None),
+        ("position", X, None),
+        ("matrix", X, None),
+        ("tangents", X[:, 1:], None),
+        ("tangents", None, Y[..., :1]),
+        ("tangents", X[[0, 1, 0]], None),
+        ("features", X, None),
+        ("features", X, Y[..., :1]),
+        ("features", X, Y[:, 1:]),
+    ],
+)
+def test_operators_check_directions(kind: str, a: Any, b: Any) -> None:
+    with raises(ValueError, "an operator got"):
+        torch.ops.softdtw_cuda.expected(X, Y, None, None, *OPTIONS, None, kind, a, b, False, False)
+
+
+@pytest.mark.parametrize("bad", [0, -3, 99])
+@pytest.mark.parametrize("options", [{}, {"dist": "euclidean"}], ids=str)
+def test_lengths_inside_transforms(bad: int, options: dict[str, Any]) -> None:
+    """The backend is the first that sees their numbers."""
+    lengths = torch.tensor([[1, 2], [2, bad]])
+    words = (f"x_lengths[3] is {bad}", f"from 1 to {X.shape[1]}")
+    with raises(ValueError, *words):
+        torch.vmap(lambda each: softdtw(X, Y, x_lengths=each, **options))(lengths)
+    with raises(ValueError, f"is {bad}", *words[1:]):
+        torch.vmap(torch.vmap(lambda each: softdtw_cdist(X, Y, x_lengths=each, **options)))(lengths[None])
+    with raises(ValueError, f"x_lengths[1] is {bad}"):
+        torch.func.grad(lambda x, each: softdtw(x, Y, x_lengths=each, **options).sum())(X, lengths[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"dist": "euclidean"}], ids=str)
+def test_bands_inside_transforms(options: dict[str, Any]) -> None:
+    lengths = torch.tensor([[3, 3], [3, 1]])
+    with raises(ValueError, "bandwidth=1", "sample 3", "1 and 3"):
+        torch.vmap(lambda each: softdtw(X[:, :3], Y[:, :3], x_lengths=each, bandwidth=1, **options))(lengths)
+
+
 def test_public_names() -> None:
     for name in softdtw_cuda.__all__:
         assert getattr(softdtw_cuda, name).__doc__

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from softdtw_cuda import pairs, softdtw, softdtw_cdist, softdtw_pairs
+from softdtw_cuda import _free_memory, pairs, softdtw, softdtw_cdist, softdtw_pairs
 from softdtw_cuda._problem import NO_BAND, Problem
+from softdtw_cuda._vmap import fold_problem
 
 METRICS = ["sqeuclidean", "cosine", "euclidean", "cityblock"]
 PAIRS = [[0, 1], [3, 0], [0, 1], [2, 2], [1, 0], [0, 0]]
@@ -77,7 +84,7 @@ def test_pairs_are_those_of_single_calls(
     )
 
 
-@pytest.mark.parametrize("kind", ["tensor", "int32", "list", "numpy", "device"])
+@pytest.mark.parametrize("kind", ["tensor", "int32", "list", "numpy", "reversed", "device"])
 def test_kinds_of_lists(device: str, kind: str) -> None:
     x, y = series(device)
     listed = torch.tensor(PAIRS)
@@ -86,6 +93,7 @@ def test_kinds_of_lists(device: str, kind: str) -> None:
         "int32": listed.int(),
         "list": PAIRS,
         "numpy": listed.numpy(),
+        "reversed": listed.numpy()[::-1].copy()[::-1],
         "device": listed.to(device),
     }[kind]
     assert torch.equal(softdtw_pairs(x, y, given), softdtw_pairs(x, y, listed))
@@ -267,6 +275,22 @@ def test_mapped(device: str, in_dims: tuple[int | None, int | None], lengths: di
     torch.testing.assert_close(gradient, torch.stack(expected), rtol=1e-11, atol=1e-11)
 
 
+def test_a_mapped_table() -> None:
+    x = torch.randn(2, 5, 7, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of what it maps one by one
+        value = torch.vmap(softdtw_cdist)(x)
+    assert torch.equal(value, torch.stack([softdtw_cdist(each) for each in x]))
+
+
+def test_one_set_without_the_other(device: str) -> None:
+    x, _ = series(device)
+    listed = [[0, 1], [4, 4], [3, 0]]
+    for normalize in (False, True):
+        value = softdtw_pairs(x, None, listed, normalize=normalize)
+        assert torch.equal(value, softdtw_pairs(x, x, listed, normalize=normalize))
+
+
 @pytest.mark.parametrize("side", ["x", "y"])
 def test_pairs_beyond_the_range_of_narrow_arithmetic(device: str, side: str) -> None:
     """One series with costs that 32-bit exponents cannot hold, in some of the pairs."""
@@ -283,26 +307,146 @@ def test_pairs_beyond_the_range_of_narrow_arithmetic(device: str, side: str) -> 
         torch.testing.assert_close(measured, right, rtol=1e-5, atol=1e-3)
 
 
-def test_memory_does_not_grow_with_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tight limit no part's state is larger than the limit allows."""
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int]]:
+    """The problems of all forwards, and the bytes of their states."""
     from softdtw_cuda import _backends
-    from softdtw_cuda._cpu import launch
 
-    kept = []
+    seen = []
     forward = _backends.forward
 
     def watch(problem: Problem) -> tuple[Tensor, Tensor]:
         value, state = forward(problem)
-        kept.append(state.nbytes)
+        seen.append((problem, state.nbytes))
         return value, state
 
     monkeypatch.setattr(_backends, "forward", watch)
-    x = torch.randn(20, 300, 1, requires_grad=True)
-    limit = 1_000_000
-    one = Problem(x[:1], x[:1], None, None, 1.0, NO_BAND, True, True)
-    assert 400 * launch.state_bytes(one) > 4 * limit
-    softdtw_cdist(x, x.detach(), memory_limit=limit).sum().backward()
-    assert 0 < max(kept) <= limit
+    return seen
+
+
+class TestMemory:
+    def test_of_states(self, launched: list[tuple[Problem, int]]) -> None:
+        """Of a tight limit no part's state is larger than the limit allows."""
+        from softdtw_cuda._cpu import launch
+
+        x = torch.randn(20, 300, 1, requires_grad=True)
+        limit = 1_000_000
+        one = Problem(x[:1], x[:1], None, None, 1.0, NO_BAND, True, True)
+        assert 400 * launch.state_bytes(one) > 4 * limit
+        softdtw_cdist(x, x.detach(), memory_limit=limit).sum().backward()
+        assert 0 < max(size for _, size in launched) <= limit
+
+    @pytest.mark.parametrize("options", [{"dist": "euclidean"}, {"fused": False}], ids=str)
+    def test_of_costs(self, launched: list[tuple[Problem, int]], options: dict[str, Any]) -> None:
+        """Those of one part are gone when the next one's are computed, without Python's collector."""
+        x, y = torch.randn(3, 40, 2, requires_grad=True), torch.randn(4, 40, 2)
+        softdtw_cdist(x, y, memory_limit=1, **options)  # imports what checkpoints need
+        launched.clear()
+        gc.collect()
+        gc.disable()
+        try:
+            softdtw_cdist(x, y, memory_limit=1, **options).sum().backward()
+            costs = [weakref.ref(problem.x) for problem, _ in launched]
+            launched.clear()
+            alive = [cost() is not None for cost in costs]
+        finally:
+            gc.enable()
+        assert len(alive) == 24
+        assert not any(alive)
+
+    @pytest.mark.parametrize("options", [{}, {"fused": False}], ids=str)
+    def test_of_self_terms(self, launched: list[tuple[Problem, int]], options: dict[str, Any]) -> None:
+        """They are computed for the series that are listed, or of which there are fewer, within the limit."""
+        x, y = torch.randn(50, 30, 1), torch.randn(3, 30, 1)
+        pairs = [[7, 0], [9, 1], [7, 2], [8, 2]]
+        softdtw_pairs(x, y, pairs, normalize=True, **options)
+        assert [problem.batch for problem, _ in launched] == [4, 4, 3]
+        launched.clear()
+        softdtw_cdist(x, y, normalize=True, memory_limit=8 * 24 * 30 * 30, **options)
+        assert sum(problem.batch for problem, _ in launched) == 150 + 50 + 3
+        assert options == {} or max(problem.batch for problem, _ in launched) <= 8
+
+    def test_of_pairs_beyond_the_range_of_float32(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are copied, and computed again in float64."""
+        launch = pytest.importorskip("softdtw_cuda._cpu.launch")
+        copied = []
+        picked = launch.picked
+
+        def watch(problem: Problem, samples: Tensor) -> Problem:
+            wide: Problem = picked(problem, samples)
+            assert wide.y is not None
+            copied.append(wide.x.nbytes + wide.y.nbytes)
+            return wide
+
+        monkeypatch.setattr(launch, "picked", watch)
+        x, y = torch.randn(6, 30, 16, requires_grad=True), torch.randn(20, 30, 16)
+        limit = 200_000
+        with torch.no_grad():
+            softdtw_cdist(x, y, gamma=1e-6, memory_limit=limit)
+        assert len(copied) > 1
+        assert limit / 4 < max(copied) < limit / 1.5
+        copied.clear()
+        softdtw_cdist(x, y, gamma=1e-6, memory_limit=limit).sum().backward()
+        assert limit / 10 < max(copied) < limit / 3  # and their gradients
+
+    def test_of_a_small_limit_costs_no_second_forward(self, launched: list[tuple[Problem, int]]) -> None:
+        """A backward of pairs of one tile reads no state, so it need not be made."""
+        pytest.importorskip("softdtw_cuda._cpu.launch")
+        x, y = torch.randn(3, 40, 2, requires_grad=True), torch.randn(4, 40, 2)
+        softdtw_cdist(x, y, memory_limit=1).sum().backward()
+        assert len(launched) == 12
+        assert sum(size for _, size in launched) == 0
+
+
+class TestFreeMemory:
+    def files(self, folder: Path, contents: dict[str, str]) -> None:
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content)
+
+    def test_what_files_take_is_free(self, tmp_path: Path) -> None:
+        self.files(tmp_path, {"meminfo": "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   700 kB\n"})
+        assert _free_memory._available_on_host(str(tmp_path / "meminfo")) == 700 * 1024
+        assert _free_memory._available_on_host(str(tmp_path / "nothing")) > 0
+
+    def test_limits_of_control_groups(self, tmp_path: Path) -> None:
+        self.files(
+            tmp_path,
+            {
+                "groups": "12:cpu,cpuacct:/a\n0::/job/step\n",
+                "job/memory.max": "5000\n",
+                "job/memory.current": "4000\n",
+                "job/memory.stat": "anon 1500\ninactive_file 2500\n",
+                "job/step/memory.max": "max\n",
+            },
+        )
+        (group,) = _free_memory._limited_groups(str(tmp_path / "groups"), str(tmp_path))
+        assert group.folder == tmp_path / "job"
+        assert group.free() == 3500
+
+    def test_limits_of_their_first_version(self, tmp_path: Path) -> None:
+        """As a container sees them: its path is that of the host, its files are those of the root."""
+        self.files(
+            tmp_path,
+            {
+                "groups": "4:memory:/docker/1234\n3:cpuset:/\n0::/\n",
+                "memory/memory.limit_in_bytes": "5000\n",
+                "memory/memory.usage_in_bytes": "6000\n",
+                "memory/memory.stat": "cache 9\ntotal_inactive_file 0\n",
+            },
+        )
+        (group,) = _free_memory._limited_groups(str(tmp_path / "groups"), str(tmp_path))
+        assert group.free() == 0
+        self.files(tmp_path, {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
+        _free_memory._limited_groups.cache_clear()
+        assert _free_memory._limited_groups(str(tmp_path / "groups"), str(tmp_path)) == []
+        _free_memory._limited_groups.cache_clear()
+
+    def test_a_limit_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = _free_memory._Group(Path(), _free_memory._VERSIONS[""], 0)
+        monkeypatch.setattr(_free_memory._Group, "free", lambda self: 4000)
+        monkeypatch.setattr(_free_memory, "_limited_groups", lambda: [group])
+        assert _free_memory.free_memory(torch.device("cpu")) == 1000
 
 
 class TestErrors:
@@ -317,6 +461,10 @@ class TestErrors:
             ([[0.0, 1.0]], TypeError, ["torch.float32", "pairs.long()"]),
             ([[True, False]], TypeError, ["torch.bool"]),
             ("all", TypeError, ["got str", "[[0, 3], [1, 2]]"]),
+            ([[0, 1], [2]], TypeError, ["got list", "length 2"]),
+            ([[2**70, 0]], TypeError, ["got list", "Overflow"]),
+            ([torch.tensor([0, 1])] * 2, TypeError, ["list of tensors", "torch.stack"]),
+            (np.array([["a", "b"]]), TypeError, ["got ndarray", "str_"]),
         ],
     )
     def test_indices(self, pairs: Any, error: type[Exception], words: list[str]) -> None:
@@ -324,6 +472,11 @@ class TestErrors:
         with pytest.raises(error) as raised:
             softdtw_pairs(x, y, pairs)
         assert all(word in str(raised.value) for word in words), raised.value
+
+    def test_a_side_without_series(self) -> None:
+        x, y = series()
+        with pytest.raises(ValueError, match=r"pairs\[0, 1\] is 0, expected no pairs, since y has no series"):
+            softdtw_pairs(x, y[:0], [[0, 0]])
 
     def test_a_band_without_a_path(self) -> None:
         x, y = series()
@@ -348,11 +501,51 @@ class TestErrors:
             compiled(x, y, torch.tensor([[0, 3]]))
 
 
+MAPPED_INDICES: dict[str, Callable[[Tensor, Tensor, dict[str, Any]], Tensor]] = {
+    "vmap": lambda x, p, o: torch.vmap(lambda p: softdtw_pairs(x, x, p, **o))(p),
+    "vmap of both": lambda x, p, o: torch.vmap(lambda x, p: softdtw_pairs(x, x, p, **o))(
+        torch.stack([x, x]), p
+    ),
+    "nested": lambda x, p, o: torch.vmap(torch.vmap(lambda p: softdtw_pairs(x, x, p, **o)))(p[None]),
+    "gradient": lambda x, p, o: torch.func.grad(lambda x, p: softdtw_pairs(x, x, p, **o).sum())(x, p[1]),
+    "gradients": lambda x, p, o: torch.vmap(
+        lambda p: torch.func.grad(lambda x: softdtw_pairs(x, x, p, **o).sum())(x)
+    )(p),
+    "tangent": lambda x, p, o: torch.vmap(
+        lambda p: torch.func.jvp(lambda x: softdtw_pairs(x, x, p, **o).sum(), (x,), (x,))[1]
+    )(p),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"dist": "euclidean"}], ids=str)
+@pytest.mark.parametrize("route", MAPPED_INDICES)
+@pytest.mark.parametrize("bad", [5, -1, 2**31 - 2])
+def test_indices_out_of_range_inside_transforms(bad: int, route: str, options: dict[str, Any]) -> None:
+    """Of which one may be the series of another map, or no memory at all."""
+    x, _ = series()
+    message = rf"pairs\[\.\.\., 1\] is {bad}, expected an index from 0 to 4 into the 5 series of y"
+    with pytest.raises(ValueError, match=message):
+        MAPPED_INDICES[route](x, torch.tensor([[[0, 1]], [[0, bad]]]), options)
+
+
+@pytest.mark.parametrize("bad", [5, -1, 2**31 - 1])
+def test_a_folded_index_is_not_that_of_another_map(bad: int) -> None:
+    """Nor on a GPU, where nobody checks it before the kernel."""
+    x, y = (torch.stack([side, side]) for side in series())
+    listed = torch.tensor([[[0, 1]], [[bad, 2]]], dtype=torch.int32)
+    dims: tuple[int | None, ...] = (0, 0, None, None, None, None, None, None, 0)
+    folded, _ = fold_problem(2, dims, Problem(x, y, None, None, 1.0, NO_BAND, pairs=listed))
+    assert folded.pairs is not None
+    assert folded.pairs.tolist() == [[0, 1], [-1, 5]]
+    assert folded.pairs.dtype == torch.int32
+
+
+@pytest.mark.parametrize("options", [{}, {"dist": "euclidean"}], ids=str)
 @pytest.mark.gpu
-def test_indices_out_of_range_on_a_gpu() -> None:
+def test_indices_out_of_range_on_a_gpu(options: dict[str, Any]) -> None:
     x, y = series("cuda", torch.float32, grad=True)
     pairs = torch.tensor([[0, 1], [0, 3], [5, 0], [-1, 0], [1, 2]], device="cuda")
-    value = softdtw_pairs(x, y, pairs)
+    value = softdtw_pairs(x, y, pairs, **options)
     assert value.isnan().tolist() == [False, True, True, True, False]
     value[[0, 4]].sum().backward()
     assert x.grad is not None

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from . import _backends, _ops
-from ._distances import with_costs, with_embedding
+from ._distances import Sides, with_costs, with_embedding
 from ._problem import OPERANDS, Direction, Problem, problem_and_direction
+from ._sums import add_in_order, gather, sum_sides, sum_to
 from ._torch_compat import (
     asked_gradients,
     holds_mapped_grad,
@@ -36,6 +37,7 @@ from ._torch_compat import (
     map_over_grads,
     outer_forward_mode,
     plain_apply,
+    save,
     saved_primals,
 )
 from ._vmap import fold_direction, fold_numbers, fold_problem, unfold
@@ -47,8 +49,7 @@ PairRange = Callable[[int, int], Tensor]
 
 def _save(ctx: Any, *tensors: Tensor | None) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
+    save(ctx, *tensors)
 
 
 def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
@@ -87,7 +88,7 @@ def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Ten
         need_y = ctx.needs_input_grad[1] and ctx.need[1]
         problem = _kept_problem(ctx, tensors, need_x, need_y)
         per_pair = gradients(problem, grad, value, state)
-        grad_x, grad_y = _sum_sides(problem, *per_pair)
+        grad_x, grad_y = sum_sides(problem, *per_pair)
     return grad_x, grad_y, None, None, None, None, None, None, None
 
 
@@ -112,47 +113,9 @@ def _of_pairs(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | No
     if problem.pairs is None:
         return [x_tangent, y_tangent]
     return [
-        None if tangent is None else tangent[index.long().clamp(0, tangent.shape[0] - 1)]
+        None if tangent is None else gather(tangent, index.long().clamp(0, tangent.shape[0] - 1))
         for tangent, index in zip((x_tangent, y_tangent), problem.pairs.unbind(1), strict=True)
     ]
-
-
-def _sum_sides(
-    problem: Problem, per_pair_x: Tensor, per_pair_y: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and y out of those that each pair has, None where they are not needed."""
-    x, y, pairs = problem.x, problem.y, problem.pairs
-    first, second = (None, None) if pairs is None else pairs.unbind(1)
-    grad_x = _sum_to(per_pair_x, x, first) if problem.need_x else None
-    grad_y = _sum_to(per_pair_y, y, second) if problem.need_y and y is not None else None
-    return grad_x, grad_y
-
-
-def _sum_to(per_pair: Tensor, side: Tensor, series: Tensor | None = None) -> Tensor:
-    """Gradients, one per pair, summed for each series of a side; `series` (P,) says which one a pair has."""
-    if series is not None:
-        return _add_in_order(per_pair.new_zeros(side.shape), per_pair, series).to(side.dtype)
-    if per_pair.shape[0] == side.shape[0]:
-        return per_pair
-    return per_pair.sum(0, keepdim=True).to(side.dtype)
-
-
-def _add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
-    """total (K, ...) and, one after the other, the rows of per_pair (P, ...) that belong to each series.
-
-    The order is that of the list, wherever it is cut: the sum has the same bits for every size of the parts.
-    """
-    count = total.shape[0]
-    series = series.long().clamp(0, count - 1)  # an index out of range has no gradient
-    if is_differentiated():  # segment_reduce can neither be mapped nor has it a tangent
-        return total.index_put((series,), per_pair, accumulate=True)
-    owners = torch.cat([torch.arange(count, device=series.device), series])
-    order = torch.argsort(owners, stable=True)
-    sizes = torch.ones(count, dtype=torch.int64, device=series.device)
-    sizes = sizes.scatter_add(0, series, torch.ones_like(series))
-    # A row is copied whole; indexing copies number by number, and opens a parallel region from 10,000 on.
-    rows = torch.cat([total, per_pair]).index_select(0, order)
-    return torch.segment_reduce(rows, "sum", lengths=sizes, axis=0, unsafe=True)
 
 
 def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -175,7 +138,7 @@ def gradient_backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> tuple[Ten
     grad_x = grad_y = None
     if need_x or need_y:
         per_pair_x, per_pair_y, _, _ = expected_gradients(problem, direction, grad, value, state)
-        grad_x, grad_y = _sum_sides(problem, per_pair_x, per_pair_y)
+        grad_x, grad_y = sum_sides(problem, per_pair_x, per_pair_y)
     return dot.to(grad.dtype), None, None, grad_x, grad_y, *nothing
 
 
@@ -220,15 +183,15 @@ def expected_backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor
         direction = Direction(ctx.kind, a, b, need_a and not linear, need_b and not linear)
         if problem.needs_gradient or direction.need_a or direction.need_b:
             sides = expected_gradients(problem, direction, grad, value, state)
-            grad_x, grad_y = _sum_sides(problem, *sides[:2])
-            grad_a = _sum_to(sides[2], a) if direction.need_a else None
-            grad_b = _sum_to(sides[3], b) if direction.need_b else None
+            grad_x, grad_y = sum_sides(problem, *sides[:2])
+            grad_a = sum_to(sides[2], a) if direction.need_a else None
+            grad_b = sum_to(sides[3], b) if direction.need_b else None
         if linear and (need_a or need_b):
             # <E, Omega> is the derivative of the values along the tangents.
             problem = problem._replace(need_x=need_a, need_y=need_b)
             per_pair_a, per_pair_b = gradients(problem, grad, *_apply_value(problem))
-            grad_a = _sum_to(per_pair_a, a) if need_a else None
-            grad_b = _sum_to(per_pair_b, b) if need_b else None
+            grad_a = sum_to(per_pair_a, a) if need_a else None
+            grad_b = sum_to(per_pair_b, b) if need_b else None
     return grad_x, grad_y, *nothing, None, grad_a, grad_b, None, None
 
 
@@ -416,40 +379,44 @@ def values(problem: Problem) -> Tensor:
 
 
 class _PairValues(torch.autograd.Function):
-    """Values of a long list of pairs, part by part. No state is kept: the backward walks forward again."""
+    """Values of a long list of pairs, part by part. No state is kept: the backward walks forward again where
+    it reads one."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, pairs_of: PairRange
     ) -> Tensor:
-        ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
-        ctx.options = problem.gamma, problem.bandwidth
-        ctx.parts = count, part, pairs_of
-        values = [
+        parts = [
             _backends.forward(problem._replace(pairs=pairs_of(start, min(start + part, count))))[0]
             for start in range(0, count, part)
         ]
-        return torch.cat(values)
+        values = torch.cat(parts)
+        ctx.save_for_backward(values, x, y, problem.x_lengths, problem.y_lengths)
+        ctx.options = problem.gamma, problem.bandwidth, problem.sides
+        ctx.parts = count, part, pairs_of
+        return values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, x_lengths, y_lengths = ctx.saved_tensors
-        need_x, need_y = ctx.needs_input_grad[:2]
+        values, x, y, x_lengths, y_lengths = ctx.saved_tensors
         count, part, pairs_of = ctx.parts
-        gamma, bandwidth = ctx.options
+        gamma, bandwidth, sides = ctx.options
+        need_x, need_y = _of_sides(sides, *ctx.needs_input_grad[:2])
         problem = Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y)
         grad_x, grad_y = (x.new_zeros(side.shape, dtype=problem.value_dtype) for side in (x, y))
         for start in range(0, count, part):
             stop = min(start + part, count)
             pairs = pairs_of(start, stop)
             listed = problem._replace(pairs=pairs)
-            value, state = _backends.forward(listed)
+            value, state = values[start:stop].detach(), x.new_empty(0, dtype=torch.uint8)
+            if _backends.backend(x.device.type).state_bytes(listed) > 0:
+                value, state = _backends.forward(listed)
             per_pair_x, per_pair_y = gradients(listed, grad[start:stop], value, state)
             del state
             if need_x:
-                grad_x = _add_in_order(grad_x, per_pair_x, pairs[:, 0])
+                grad_x = add_in_order(grad_x, per_pair_x, pairs[:, 0])
             if need_y:
-                grad_y = _add_in_order(grad_y, per_pair_y, pairs[:, 1])
+                grad_y = add_in_order(grad_y, per_pair_y, pairs[:, 1])
         first = grad_x.to(x.dtype) if need_x else None
         second = grad_y.to(y.dtype) if need_y else None
         return first, second, None, None, None, None
@@ -525,11 +492,15 @@ COMPILED_FORWARD_MODE = (
 )
 
 
+def _of_sides(sides: Sides, need_x: bool, need_y: bool) -> tuple[bool, bool]:
+    """The gradients that are needed where the values are differentiated by these sides alone."""
+    return need_x and sides != "y", need_y and sides != "x"
+
+
 def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
     need_x = problem.need_x or _may_need(problem.x)
     need_y = problem.need_y or _may_need(problem.y)
-    if problem.sides != "both":
-        need_x, need_y = need_x and problem.sides == "x", need_y and problem.sides == "y"
+    need_x, need_y = _of_sides(problem.sides, need_x, need_y)
     operands = (*problem[:6], need_x, need_y, problem.pairs)  # quicker than a new problem
     result: tuple[Tensor, Tensor]
     result = torch.ops.softdtw_cuda.forward(*operands) if _is_compiling() else _apply(_Value, *operands)

@@ -13,7 +13,7 @@ from ._descent import Points
 from ._problem import Problem
 from ._processes import Processes
 from .functional import half_self, sharp, with_itself
-from .pairs import half_self_values, pair_values, pairs_at_a_time
+from .pairs import half_selves, pair_values, pairs_at_a_time
 
 Divergence = Literal["soft", "sharp"]
 
@@ -128,7 +128,7 @@ class BarycenterLoss:
     @torch.no_grad()
     def _half_selves(self, own: Problem) -> Tensor:
         if self.divergence == "soft":
-            return half_self_values(own, None)
+            return half_selves(own, True, None)
         own = own._replace(y=own.x, y_lengths=own.x_lengths)
         parts = torch.arange(own.x.shape[0], device=own.x.device).split(self._sharp_part())
         pairs = (torch.stack([part, part], 1) for part in parts)

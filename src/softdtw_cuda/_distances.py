@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._torch_compat import cdist_gradient as _cdist_gradient
-from ._torch_compat import holds_mapped_grad, is_differentiated, outer_forward_mode, saved_primals
+from ._torch_compat import holds_mapped_grad, is_differentiated, outer_forward_mode, save, saved_primals
 from ._vmap import fold, rows
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ class _SignSum(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
+        save(ctx, *inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -257,9 +256,7 @@ class _Pairwise(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.name, ctx.sides, x, y = inputs
-        saved = (x, y, output if _RULES[ctx.name].keeps_cost else None)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        save(ctx, x, y, output if _RULES[ctx.name].keeps_cost else None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, Tensor | None]:

@@ -28,7 +28,7 @@ from ._series import Array
 from ._tile_work import describe_machine, describe_series
 from ._validation import check_all_pairs
 from .barycenters import averages
-from .pairs import half_self_values, tile_values
+from .pairs import half_selves, tile_values
 
 PAIRS_OF_A_TILE = 1 << 23
 """Distances of series to centers that are held together: 32 MiB in float32."""
@@ -92,7 +92,7 @@ class Distances:
         self.problem: Problem = problem._replace(
             x=problem.x[rows], x_lengths=None if problem.x_lengths is None else problem.x_lengths[rows]
         )
-        self.half_self = half_self_values(self.problem, None) if options.normalize else None
+        self.half_self = half_selves(self.problem, True, None) if options.normalize else None
 
     @torch.no_grad()
     def tiles(self, centers: Tensor) -> Iterator[Tensor]:
@@ -101,7 +101,7 @@ class Distances:
         count, k = problem.x.shape[0], centers.shape[0]
         center_self = None
         if self.half_self is not None:
-            center_self = half_self_values(problem._replace(x=centers, x_lengths=None), None)
+            center_self = half_selves(problem, False, None)
         size = max(1, PAIRS_OF_A_TILE // k)
         for start in range(0, max(count, 1), size):  # a share may be empty
             rows = slice(start, min(start + size, count))

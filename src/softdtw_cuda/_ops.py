@@ -14,7 +14,7 @@ from torch import Tensor
 from ._backends import backend, dual_backend
 from ._problem import Problem, problem_and_direction
 from ._torch_compat import operator_library
-from ._validation import check_host_indices
+from ._validation import check_operands
 
 _PROBLEM = (
     "Tensor x, Tensor? y, Tensor? x_lengths, Tensor? y_lengths, "
@@ -25,18 +25,21 @@ _DIRECTION = "str kind, Tensor? a, Tensor? b, bool need_a, bool need_b"
 
 def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
-    check_host_indices(problem)
+    check_operands(problem)
     return backend(problem.x.device.type).forward(problem)
 
 
 def _backward(grad: Tensor, value: Tensor, state: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*fields)
-    return backend(problem.x.device.type).backward(problem, grad, value, state)
+    check_operands(problem)
+    chosen = backend(problem.x.device.type)
+    _check_saved(problem, grad, value, state, chosen.state_bytes(problem))
+    return chosen.backward(problem, grad, value, state)
 
 
 def _expected(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem, direction = problem_and_direction(fields)
-    check_host_indices(problem)
+    check_operands(problem, direction)
     return dual_backend(problem.x.device.type).expected(problem, direction)
 
 
@@ -44,8 +47,20 @@ def _expected_backward(
     grad: Tensor, value: Tensor, state: Tensor, *fields: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, direction = problem_and_direction(fields)
+    check_operands(problem, direction)
     dual = dual_backend(problem.x.device.type)
+    _check_saved(problem, grad, value, state, dual.expected_state_bytes(problem, direction))
     return dual.expected_backward(problem, direction, grad, value, state)
+
+
+def _check_saved(problem: Problem, grad: Tensor, value: Tensor, state: Tensor, size: int) -> None:
+    """Raise where these are not of the problem. The state may be that of more gradients than are needed."""
+    if grad.shape == value.shape == (problem.batch,) and state.dtype == torch.uint8 and state.numel() >= size:
+        return
+    raise ValueError(
+        f"softdtw_cuda: an operator got grad {tuple(grad.shape)}, value {tuple(value.shape)} and a state of "
+        f"{state.numel()} bytes, expected ({problem.batch},) twice and the {size} bytes of its forward."
+    )
 
 
 def _forward_shapes(*fields: Any) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._distances import SQUARED_EUCLIDEAN, Metric, Sides
+from ._sums import gather
 
 NO_BAND = -1
 
@@ -103,18 +104,22 @@ class Problem(NamedTuple):
         """The same pairs with a copy of each pair's own series."""
         if self.pairs is None:
             return self
+
+        def own(series: Tensor, lengths: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor | None]:
+            """The series of each pair, and their lengths."""
+            if index.device.type == "cpu":  # checked
+                return gather(series, index), None if lengths is None else gather(lengths, index)
+            inside = (index >= 0) & (index < series.shape[0])
+            index = index.clamp(0, series.shape[0] - 1)
+            known = series.shape[1] if lengths is None else lengths[index]
+            return gather(series, index), torch.where(inside, known, 0)  # no length, and the value NaN
+
         first, second = self.pairs.long().unbind(1)
-
-        def pick(tensor: Tensor | None, index: Tensor) -> Tensor | None:
-            return None if tensor is None else tensor[index]
-
-        return self._replace(
-            x=self.x[first],
-            y=pick(self.y, second),
-            x_lengths=pick(self.x_lengths, first),
-            y_lengths=pick(self.y_lengths, second),
-            pairs=None,
-        )
+        x, x_lengths = own(self.x, self.x_lengths, first)
+        y, y_lengths = self.y, self.y_lengths
+        if y is not None:
+            y, y_lengths = own(y, y_lengths, second)
+        return self._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths, pairs=None)
 
 
 class Direction(NamedTuple):

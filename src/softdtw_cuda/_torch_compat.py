@@ -97,6 +97,17 @@ def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
     return _set_forward_mode(True) if in_transform() else contextlib.nullcontext()
 
 
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """Saves tensors for a Function's backward, and for its jvp where torch may call that: at once.
+
+    A node keeps what is saved for its jvp as it is. An output among that refers to its node, and where a
+    checkpoint computes it again nothing but Python's collector would free the two.
+    """
+    ctx.save_for_backward(*tensors)
+    if in_transform() or in_forward_mode():
+        ctx.save_for_forward(*tensors)
+
+
 def saved_primals(ctx: Any) -> list[Any]:
     """The tensors that a Function's jvp has saved, without the tangents that it is about to use."""
     unpack: Any = torch.autograd.forward_ad.unpack_dual
@@ -268,6 +279,23 @@ def can_be_read(tensor: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not _is_wrapped(tensor)
     )
+
+
+_unwrapped: Callable[[Tensor], Tensor | None] = _private("_C._functorch.get_unwrapped", lambda tensor: None)
+"""What a transform has wrapped. Without it the numbers inside transforms are not checked before they reach a
+kernel."""
+
+
+def host_numbers(tensor: Tensor) -> Tensor | None:
+    """The numbers of a tensor, of all maps together, or None on a GPU and while torch traces."""
+    if torch.compiler.is_compiling():
+        return None
+    while _is_wrapped(tensor):
+        inner = _unwrapped(tensor)
+        if inner is None:
+            return None
+        tensor = inner
+    return tensor if can_be_read(tensor) else None
 
 
 def materialized(tensor: Tensor) -> Tensor:

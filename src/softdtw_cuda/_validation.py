@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -17,7 +18,7 @@ from ._distances import FLOATS, DistanceFunction
 from ._lengths import INTEGERS, Lengths, check_band, check_band_of_all_pairs, check_lengths
 from ._options import check_bandwidth, check_fused, check_gamma, check_metric
 from ._problem import Direction, Problem
-from ._torch_compat import can_be_read
+from ._torch_compat import can_be_read, host_numbers
 
 
 def check_not_packed(name: str, series: object, lengths: str) -> None:
@@ -324,7 +325,7 @@ def check_queries(
 
 def check_pairs(
     x: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     pairs: Tensor | Sequence[Sequence[int]],
     gamma: float,
     bandwidth: int | None,
@@ -333,7 +334,8 @@ def check_pairs(
     x_lengths: Lengths | None,
     y_lengths: Lengths | None,
 ) -> Problem:
-    """The problem of the listed pairs of x (K, N, D) and y (L, M, D); lengths are (K,) and (L,)."""
+    """The problem of the listed pairs of x (K, N, D) and y (L, M, D), or x where y is None; lengths are (K,)
+    and (L,)."""
     # The band is checked for the listed pairs alone.
     problem = check_all_pairs(x, y, gamma, None, dist, fused, x_lengths, y_lengths)
     problem = problem._replace(bandwidth=check_bandwidth(bandwidth))
@@ -344,12 +346,19 @@ def check_pairs(
 
 def _check_indices(pairs: object, problem: Problem) -> Tensor:
     """pairs as (P, 2) int32 on the device of x; checked unless the host would have to wait for a GPU."""
+    if isinstance(pairs, np.ndarray):
+        pairs = np.ascontiguousarray(pairs)  # torch has no negative strides
     try:
         given = pairs if isinstance(pairs, Tensor) else torch.as_tensor(pairs, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(pairs, (list, tuple)) and any(isinstance(each, Tensor) for each in pairs):
+            raise TypeError(
+                f"pairs is a {type(pairs).__name__} of tensors, expected one tensor (P, 2), or a list of "
+                "integers; torch.stack makes it one."
+            ) from None
         raise TypeError(
-            f"pairs must be a (P, 2) tensor or list of integers, got {type(pairs).__name__}; pass for "
-            "example [[0, 3], [1, 2]]."
+            f"pairs must be a (P, 2) tensor or list of integers, got {type(pairs).__name__} that torch "
+            f"cannot read ({error}); pass for example [[0, 3], [1, 2]]."
         ) from None
     if given.numel() == 0 and given.dim() == 1:
         given = given.new_empty((0, 2), dtype=torch.int64)  # an empty list
@@ -366,8 +375,7 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
             f"pairs is on {given.device}, expected {device} (where the series are) or the CPU; move it with "
             f"pairs.to({str(device)!r})."
         )
-    if can_be_read(given):
-        _check_index_range(given, problem)
+    _check_index_range(given, problem)
     if given.dtype == torch.int64:
         given = given.clamp(-1, 2**31 - 1)  # what does not fit is no index, and stays none
     # A copy in any case: backwards read it again, and would not notice that the user had changed it.
@@ -375,16 +383,21 @@ def _check_indices(pairs: object, problem: Problem) -> Tensor:
 
 
 def _check_index_range(pairs: Tensor, problem: Problem) -> None:
+    """Raise for an index that no series has, if the host has the numbers."""
     assert problem.y is not None
     for column, side, name in ((0, problem.x, "x"), (1, problem.y, "y")):
-        index = pairs[:, column]
+        index = host_numbers(pairs[:, column])
+        if index is None:
+            return
         outside = (index < 0) | (index >= side.shape[0])
         if outside.any():
-            p = int(outside.nonzero()[0, 0])
-            raise ValueError(
-                f"pairs[{p}, {column}] is {int(index[p])}, expected an index from 0 to {side.shape[0] - 1} "
-                f"into the {side.shape[0]} series of {name}."
-            )
+            found = outside.nonzero()[0]
+            # Of indices that a transform maps the numbers of all maps are here, not in the order of any list.
+            place = f"pairs[{int(found[0])}, {column}]" if can_be_read(pairs) else f"pairs[..., {column}]"
+            series = f"an index from 0 to {side.shape[0] - 1} into the {side.shape[0]} series of {name}"
+            if side.shape[0] == 0:
+                series = f"no pairs, since {name} has no series"
+            raise ValueError(f"{place} is {int(index[tuple(found)])}, expected {series}.")
 
 
 def _check_band_of_pairs(problem: Problem) -> None:
@@ -417,8 +430,51 @@ def _with_lengths(
     return problem._replace(x_lengths=x_given, y_lengths=y_given)
 
 
+def check_operands(problem: Problem, direction: Direction | None = None) -> None:
+    """Raise for operands that kernels cannot read: operators can be called by hand, and compiled graphs meet
+    the numbers of lengths and pairs only when they run."""
+    x, y, pairs = problem.x, problem.y, problem.pairs
+    fit = x.dim() == 3 and x.dtype in FLOATS and 0 not in x.shape[1:]
+    if fit and y is not None:
+        fit = y.dim() == 3 and y.shape[1] > 0 and y.shape[2] == x.shape[2]
+        fit = fit and (y.dtype, y.device) == (x.dtype, x.device)
+    if fit and pairs is not None:
+        fit = y is not None and pairs.dim() == 2 and pairs.shape[1] == 2 and pairs.dtype in INTEGERS
+    elif fit:
+        fit = all(side is None or side.shape[0] in (1, problem.batch) for side in (x, y))
+    if not fit or (direction is not None and not _is_direction_of(problem, direction)):
+        given = (x, y, pairs) if direction is None else (x, y, pairs, direction.a, direction.b)
+        shown = ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in given if each is not None)
+        raise ValueError(
+            f"softdtw_cuda: an operator got {shown}, expected the operands of a Problem; call softdtw, "
+            "softdtw_pairs or softdtw_from_cost, which say what is wrong."
+        )
+    check_host_indices(problem)
+
+
+def _is_direction_of(problem: Problem, direction: Direction) -> bool:
+    """Whether a direction has the shapes that its kind has for this problem."""
+    n, m, d = problem.n, problem.m, problem.x.shape[2]
+    a, b = direction.a, direction.b
+    tails: dict[str, tuple[tuple[int, int] | None, tuple[int, int] | None]] = {
+        "position": (None, None),
+        "matrix": ((n, m), None),
+        "tangents": (None if a is None else (n, d), None if b is None else (m, d)),
+        "features": ((n, 0 if b is None else b.shape[-1]), (m, 0 if a is None else a.shape[-1])),
+    }
+
+    def fits(side: Tensor | None, tail: tuple[int, int] | None) -> bool:
+        if side is None or tail is None:
+            return side is None and tail is None
+        return side.dim() == 3 and side.shape[0] in (1, problem.batch) and tuple(side.shape[1:]) == tail
+
+    if direction.kind not in tails or (direction.kind == "tangents" and problem.y is None):
+        return False
+    return all(fits(side, tail) for side, tail in zip((a, b), tails[direction.kind], strict=True))
+
+
 def check_host_indices(problem: Problem) -> None:
-    """Raise for bad lengths and pairs on the CPU: compiled graphs meet their numbers only when they run."""
+    """Raise for bad lengths and pairs on the CPU, whose kernels read where these say."""
     if problem.x.device.type != "cpu":
         return
     if problem.pairs is not None:
@@ -430,7 +486,7 @@ def check_host_indices(problem: Problem) -> None:
         ):
             check_lengths(lengths, name, side.shape[0], side.shape[0], side.shape[1], side.device, True)
         _check_band_of_pairs(problem)
-    elif not (problem.x_lengths is None and problem.y_lengths is None):
+    elif not (problem.x_lengths is None and problem.y_lengths is None and problem.bandwidth < 0):
         _with_lengths(problem, problem.x_lengths, problem.y_lengths, batched=True)
 
 

@@ -66,7 +66,10 @@ def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tu
         maps = size if lengths is not None and lengths.shape[0] > side.shape[0] else side.shape[0]
         each = side.expand(maps, *side.shape[1:]).flatten(0, 1)
         each_length = None if lengths is None else lengths.expand(maps, -1).flatten()
-        index = pairs[..., column] + (map_index * side.shape[1] if maps > 1 else 0)
+        index = pairs[..., column]
+        if maps > 1:  # an index that is none in its own map is none of another, either
+            inside = (index >= 0) & (index < side.shape[1])
+            index = torch.where(inside, index + map_index * side.shape[1], -1)
         return each, each_length, index.expand(size, -1).flatten()
 
     first, first_lengths, first_index = own(x, x_lengths, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -388,14 +389,16 @@ def with_itself(problem: Problem, first: bool) -> Problem:
     return problem._replace(x=series, y=series, x_lengths=lengths, y_lengths=lengths)
 
 
-def half_self(problem: Problem, first: bool) -> Tensor:
-    """sdtw(x, x) / 2 for each series x of the problem's `first` or second side."""
+def half_self(
+    problem: Problem, first: bool, values: Callable[[Problem], Tensor] = _autograd.values
+) -> Tensor:
+    """sdtw(x, x) / 2 for each series x of the problem's `first` or second side; `values` computes sdtw."""
     problem = with_itself(problem, first)
     # In forward mode a tangent has both sides.
     if not problem.metric.is_named or in_forward_mode():
-        return 0.5 * _autograd.values(problem)
+        return 0.5 * values(problem)
     # The named distances are symmetric, so both sides of sdtw(x, x) have the same gradient: take one of them
     # in full instead of half of each. It is half the work, and makes the gradient of the divergence exactly
     # zero at x = y, since sdtw(x, y) is differentiated on that side by the same arithmetic.
-    value = _autograd.values(problem._replace(sides="x" if first else "y"))
+    value = values(problem._replace(sides="x" if first else "y"))
     return value - 0.5 * value.detach() if problem.fused else 0.5 * value

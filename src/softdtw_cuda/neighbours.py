@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._distances import DistanceFunction
+from ._free_memory import free_memory
 from ._lengths import Lengths
 from ._migration import explains_arguments
 from ._options import check_count, check_flag, check_memory_limit
@@ -18,7 +19,7 @@ from ._problem import Problem
 from ._processes import check_device
 from ._series import Series, TensorOrArray, as_batch, blocks_on, in_kind
 from ._validation import check_queries
-from .pairs import free_memory, half_self_values, tile_values
+from .pairs import half_selves, tile_values
 
 CELLS_OF_A_TILE = 1 << 33
 """Some 8 ms of a GPU: long beside what the host does for a tile, short enough for a progress bar."""
@@ -145,7 +146,7 @@ def nearest_series(
     assert y is not None
     device = x.device
     height, width = tile_shape(problem, limit)
-    x_self = half_self_values(problem, limit) if normalize else None
+    x_self = half_selves(problem, True, limit) if normalize else None
     rows = [slice(start, min(start + height, len(x))) for start in range(0, len(x), height)]
     if symmetric:
         width = height
@@ -156,8 +157,7 @@ def nearest_series(
         y_self = None
         if normalize:
             assert x_self is not None
-            other = part._replace(x=block, x_lengths=lengths)
-            y_self = x_self[columns] if symmetric else half_self_values(other, limit)
+            y_self = x_self[columns] if symmetric else half_selves(part, False, limit)
         for each in rows:
             if symmetric and each.start > columns.start:
                 break

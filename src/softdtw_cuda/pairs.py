@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,17 +15,17 @@ from . import _autograd
 from ._autograd import PairRange
 from ._backends import backend
 from ._distances import DistanceFunction, with_embedding
+from ._free_memory import free_memory
 from ._lengths import Lengths
 from ._migration import explains_arguments
 from ._options import check_flag, check_memory_limit
 from ._problem import Problem
 from ._series import TensorOrArray, as_batch, in_kind
+from ._sums import gather
 from ._torch_compat import in_transform
 from ._validation import check_all_pairs, check_pairs
 from .functional import half_self
 
-SHARE_OF_FREE_MEMORY = 0.25
-"""Of the device's, that a call takes at most unless the user says otherwise: others work there, too."""
 CELLS_OF_A_STEP = {"cuda": 1 << 33, "cpu": 1 << 28}
 """Of a progress bar: some 10 ms of a GPU, some 0.2 s of a CPU."""
 BYTES_OF_A_STEP = 64
@@ -36,7 +35,7 @@ BYTES_OF_A_STEP = 64
 @explains_arguments
 def softdtw_pairs(
     x: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     pairs: Tensor | Sequence[Sequence[int]],
     *,
     gamma: float = 1.0,
@@ -56,7 +55,7 @@ def softdtw_pairs(
 
     Args:
         x: (K, N, D).
-        y: (L, M, D).
+        y: (L, M, D), or None for pairs of series of x.
         pairs: (P, 2) integers, a tensor or a list: the index into x and the index into y of each pair, in any
             order, repeated or not. Indices in a CUDA tensor are checked by the kernel, not by the host: one
             out of range gives NaN for its pair.
@@ -64,7 +63,9 @@ def softdtw_pairs(
         memory_limit: bytes to work with besides inputs and results. What does not fit is split, and
             computed a second time for the gradient instead of kept. None: a quarter of what the device has
             free. On the fused path the limit does not change a bit of values and gradients; elsewhere last
-            bits of gradients depend on it, so set it where runs are to be compared bit by bit.
+            bits of gradients depend on it, so set it where runs are to be compared bit by bit. Under
+            torch.compile and torch.func all pairs are computed together, whatever the limit, and with
+            create_graph=True every part keeps its state.
         progress: show a progress bar of the values. With gradients it moves when a part is finished that fits
             into memory_limit.
         gamma, bandwidth, normalize, dist, fused: as in :func:`softdtw`.
@@ -91,8 +92,10 @@ def softdtw_pairs(
 
     value = pair_values(problem, listed.shape[0], list_range, limit, progress)
     if normalize:
-        first, second = listed.long().unbind(1)
-        value = value - (_self_terms(problem, True, first) + _self_terms(problem, False, second))
+        first, second = listed.unbind(1)
+        value = value - (
+            _self_terms(problem, True, first, limit) + _self_terms(problem, False, second, limit)
+        )
     return value
 
 
@@ -146,16 +149,35 @@ def softdtw_cdist(
     symmetric = y is None and problem.metric.is_named
     value = (symmetric_values if symmetric else grid_values)(problem, limit, progress)
     if normalize:
-        x_self = half_self(problem, first=True)
-        y_self = x_self if y is None else half_self(problem, first=False)
+        x_self = half_selves(problem, True, limit)
+        y_self = x_self if y is None else half_selves(problem, False, limit)
         value = value - (x_self.unsqueeze(1) + y_self.unsqueeze(0))  # symmetric where values are
     return cast(TensorOrArray, in_kind(value, x, value.device))
 
 
-def _self_terms(problem: Problem, first: bool, index: Tensor) -> Tensor:
-    """Half of each series' Soft-DTW to itself, for the series that `index` names."""
-    terms = half_self(problem, first)
-    return terms[index.clamp(0, terms.shape[0] - 1)] if len(index) else terms[:0]
+def _self_terms(problem: Problem, first: bool, index: Tensor, limit: int | None) -> Tensor:
+    """Half of the Soft-DTW of each pair's series to itself; of all series where there are fewer of them."""
+    side = problem.x if first else problem.y
+    assert side is not None
+    if index.shape[0] < side.shape[0]:
+        return half_selves(problem, first, limit, index)
+    return gather(half_selves(problem, first, limit), index.long().clamp(0, side.shape[0] - 1))
+
+
+def half_selves(problem: Problem, first: bool, limit: int | None, index: Tensor | None = None) -> Tensor:
+    """Half of the Soft-DTW to itself of each series of a side, or of those that `index` (P,) names."""
+
+    def diagonal(own: Problem) -> Tensor:
+        def diagonal_range(start: int, stop: int) -> Tensor:
+            if index is None:
+                which = torch.arange(start, stop, dtype=torch.int32, device=own.x.device)
+            else:
+                which = index[start:stop]
+            return torch.stack([which, which], 1)
+
+        return pair_values(own, own.x.shape[0] if index is None else index.shape[0], diagonal_range, limit)
+
+    return half_self(problem, first, diagonal)
 
 
 def grid_values(problem: Problem, limit: int | None, progress: bool = False) -> Tensor:
@@ -183,9 +205,8 @@ def symmetric_values(problem: Problem, limit: int | None, progress: bool = False
         return torch.stack([row, index - starts[row] + row], 1).int()
 
     value = pair_values(problem, size * (size + 1) // 2, triangle_range, limit, progress)
-    from_diagonal = rows >= rows.view(-1, 1)
-    upper = value.new_zeros(size, size).masked_scatter(from_diagonal, value)
-    return torch.where(from_diagonal, upper, upper.mT)
+    upper, lower = torch.minimum(rows, rows.view(-1, 1)), torch.maximum(rows, rows.view(-1, 1))
+    return value[starts[upper] + lower - upper]
 
 
 def tile_values(
@@ -203,18 +224,6 @@ def tile_values(
         y_lengths=None if problem.y_lengths is None else problem.y_lengths[columns],
     )
     return symmetric_values(tile, limit) if mirrored else grid_values(tile, limit)
-
-
-def half_self_values(problem: Problem, limit: int | None) -> Tensor:
-    """Half of the Soft-DTW of each series of x to itself, within the limit; `half_self` without gradients."""
-    own = problem._replace(y=problem.x, y_lengths=problem.x_lengths)
-
-    def diagonal_range(start: int, stop: int) -> Tensor:
-        index = torch.arange(start, stop, device=problem.x.device)
-        return torch.stack([index, index], 1).int()
-
-    with torch.no_grad():
-        return 0.5 * pair_values(own, problem.x.shape[0], diagonal_range, limit)
 
 
 def pair_values(
@@ -275,24 +284,19 @@ def pairs_at_a_time(problem: Problem, records: bool, limit: int | None) -> int:
     """How many pairs fit into the limit."""
     assert problem.y is not None
     n, m, d = problem.n, problem.m, problem.x.shape[2]
-    number = 8 if problem.value_dtype == torch.float64 else 4
+    device, is_double = problem.x.device, problem.value_dtype == torch.float64
+    number, numbers = 8 if is_double else 4, (n + m) * d
     size = (n + m) * BYTES_OF_A_STEP
     if not problem.fused:
         size += 6 * n * m * number  # costs, what they are made of, and their gradient
-    elif records:
-        one = problem._replace(pairs=torch.empty((1, 2), dtype=torch.int32), need_x=True, need_y=True)
-        size += backend(problem.x.device.type).state_bytes(one) + 2 * (n + m) * d * number
-    return max(1, (free_memory(problem.x.device) if limit is None else limit) // size)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that a call may take where the user sets no limit."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        try:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, OSError, ValueError):  # not on this platform
-            free = 4 << 30
-    return int(free * SHARE_OF_FREE_MEMORY)
+        state = 0
+        if records:
+            one = problem._replace(pairs=torch.empty((1, 2), dtype=torch.int32), need_x=True, need_y=True)
+            state = backend(device.type).state_bytes(one)
+            size += state + 2 * numbers * number
+        if device.type == "cpu" and not is_double:
+            # All may be beyond the range of float32 arithmetic. Their series are then copied, in float32 and
+            # float64, and computed again in float64, with a state and gradients of that.
+            size += 12 * numbers + (2 * state + 16 * numbers if records else 0)
+    return max(1, (free_memory(device) if limit is None else limit) // size)

@@ -28,6 +28,11 @@ def tile_edge(n: int, m: int) -> int:
     return edge
 
 
+def is_one_tile(n: int, m: int) -> bool:
+    """Whether an N x M matrix is one tile, whose edges no other tile and no backward reads."""
+    return bool(n <= LARGEST_TILE and m <= LARGEST_TILE)
+
+
 def tile_radius(bandwidth: int, edge: int) -> int:
     """Tiles (I, J) hold cells of the band |i - j| <= bandwidth exactly when |I - J| <= this."""
     return (bandwidth + edge - 1) // edge
@@ -44,6 +49,8 @@ def saved_columns(m: int, bandwidth: int, edge: int) -> int:
 
 def saved_edge_cells(n: int, m: int, bandwidth: int) -> int:
     """Cells saved for one pair in each of the two directions (bottom rows, right columns)."""
+    if is_one_tile(n, m):
+        return 0
     edge = tile_edge(n, m)
     return ((n + edge - 1) // edge) * saved_columns(m, bandwidth, edge) * edge
 
@@ -60,7 +67,7 @@ def gradient_with_value(n: int, m: int) -> bool:
     The gradients for a `grad` of 1 are the state then. Loss and gradient of 512 pairs of 128 steps take 0.50
     (D = 1), 0.62 (D = 3), 0.57 (D = 8) and 0.73 (D = 64) of the time of two passes.
     """
-    return bool(n <= LARGEST_TILE and m <= LARGEST_TILE)
+    return is_one_tile(n, m)
 
 
 def kept_sizes(batch: int, n: int, m: int, d: int, dtype: torch.dtype) -> tuple[int, int]:

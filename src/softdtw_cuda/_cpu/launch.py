@@ -231,24 +231,29 @@ def computable(problem: Problem) -> Problem:
     return problem._replace(x=computed(problem.x), y=y)
 
 
+def _wide_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """Some rows in float64. Not by torch, whose threads wait for more to do on the cores of the kernels."""
+    rows: Array = tensor.detach().numpy()[index.numpy()]
+    return torch.from_numpy(rows.astype(np.float64))
+
+
 def picked(problem: Problem, samples: Tensor) -> Problem:
     """The chosen samples in float64, which has a wide exponent; a broadcast side stays one series."""
+    first = second = samples
     if problem.pairs is not None:
-        listed = problem._replace(pairs=problem.pairs[samples]).gathered()
-        assert listed.y is not None
-        return listed._replace(x=listed.x.double(), y=listed.y.double())
+        first, second = problem.pairs[samples].long().unbind(1)
 
-    def side(tensor: Tensor) -> Tensor:
-        return (tensor if tensor.shape[0] < problem.batch else tensor[samples]).to(torch.float64)
-
-    def of(lengths: Tensor | None) -> Tensor | None:
-        return None if lengths is None else lengths[samples]
+    def side(tensor: Tensor, index: Tensor) -> Tensor:
+        if problem.pairs is None and tensor.shape[0] < problem.batch:
+            return tensor.to(torch.float64)
+        return _wide_rows(tensor, index)
 
     return problem._replace(
-        x=side(problem.x),
-        y=None if problem.y is None else side(problem.y),
-        x_lengths=of(problem.x_lengths),
-        y_lengths=of(problem.y_lengths),
+        x=side(problem.x, first),
+        y=None if problem.y is None else side(problem.y, second),
+        x_lengths=None if problem.x_lengths is None else problem.x_lengths[first],
+        y_lengths=None if problem.y_lengths is None else problem.y_lengths[second],
+        pairs=None,
     )
 
 
@@ -368,7 +373,7 @@ def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tu
         # The saved state is narrow: these few samples run forward once more.
         wide_gx, wide_gy = backward(wide, grad[samples].to(torch.float64), *forward(wide))
         if problem.need_x:
-            gx[samples] = wide_gx.to(gx.dtype)
+            gx.numpy()[samples.numpy()] = wide_gx.numpy()
         if problem.need_y:
-            gy[samples] = wide_gy.to(gy.dtype)
+            gy.numpy()[samples.numpy()] = wide_gy.numpy()
     return asked.as_gradient(gx, asked.x, asked.need_x), asked.as_gradient(gy, asked.y, asked.need_y)

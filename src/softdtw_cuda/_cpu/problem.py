@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._problem import Problem
+from .._validation import check_host_indices
 from .arguments import UNBANDED, Array, Series, Tiles
 from .config import saved_columns, tile_edge, tile_radius
 from .vectors import VECTOR_BYTES
@@ -84,6 +85,36 @@ def _lengths(lengths: Tensor | None, indices: Array | None, pairs: int, full: in
     return known if indices is None else known[indices]
 
 
+def _are_below(numbers: Array, count: int) -> bool:
+    """Whether all of these int64 are from 0 to count - 1. Unsigned, negative ones are the largest."""
+    return numbers.size == 0 or bool(numbers.view(np.uint64).max() < count)
+
+
+def _checked_lengths(
+    problem: Problem, x_indices: Array | None, y_indices: Array | None
+) -> tuple[Array, Array]:
+    """Length of each pair's series. Raises for numbers by which kernels would read what is not theirs.
+
+    Whatever route the problem took: those of mapped lengths, for example, nobody has seen before.
+    """
+    pairs, n, m = problem.batch, problem.n, problem.m
+    fit = True
+    if x_indices is not None and y_indices is not None and problem.y is not None:
+        fit = _are_below(x_indices, problem.x.shape[0]) and _are_below(y_indices, problem.y.shape[0])
+    if fit:
+        x_lengths = _lengths(problem.x_lengths, x_indices, pairs, n)
+        y_lengths = _lengths(problem.y_lengths, y_indices, pairs, m)
+        fit = x_lengths.size == y_lengths.size == pairs
+        fit = fit and (problem.x_lengths is None or _are_below(x_lengths - 1, n))
+        fit = fit and (problem.y_lengths is None or _are_below(y_lengths - 1, m))
+        if fit and problem.bandwidth >= 0:
+            fit = bool(np.abs(x_lengths - y_lengths).max(initial=0) <= problem.bandwidth)
+    if not fit:
+        check_host_indices(problem)
+        raise ValueError("softdtw_cuda: lengths are not those of the pairs, expected one for each series.")
+    return x_lengths, y_lengths
+
+
 class Arrays(NamedTuple):
     """The pairs of a problem, and how their matrices are cut up."""
 
@@ -123,14 +154,15 @@ def arrays_of(problem: Problem) -> Arrays:
         x_indices, y_indices = problem.pairs.to(torch.int64).t().contiguous().numpy()
     flat_x, x_stride = _flat(x)
     flat_y, y_stride = (flat_x, 0) if y is None else _flat(y)
+    x_lengths, y_lengths = _checked_lengths(problem, x_indices, y_indices)
     series = Series(
         y is None,
         flat_x,
         flat_y,
         _offsets(x.shape[0], x_stride, x_indices, pairs),
         _offsets(1 if y is None else y.shape[0], y_stride, y_indices, pairs),
-        _lengths(problem.x_lengths, x_indices, pairs, n),
-        _lengths(problem.y_lengths, y_indices, pairs, m),
+        x_lengths,
+        y_lengths,
         m,
         0 if y is None else x.shape[2],
         problem.gamma,
