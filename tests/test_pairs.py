@@ -389,14 +389,6 @@ class TestMemory:
         softdtw_cdist(x, y, gamma=1e-6, memory_limit=limit).sum().backward()
         assert limit / 10 < max(copied) < limit / 3  # and their gradients
 
-    def test_of_a_small_limit_costs_no_second_forward(self, launched: list[tuple[Problem, int]]) -> None:
-        """A backward of pairs of one tile reads no state, so it need not be made."""
-        pytest.importorskip("softdtw_cuda._cpu.launch")
-        x, y = torch.randn(3, 40, 2, requires_grad=True), torch.randn(4, 40, 2)
-        softdtw_cdist(x, y, memory_limit=1).sum().backward()
-        assert len(launched) == 12
-        assert sum(size for _, size in launched) == 0
-
 
 class TestFreeMemory:
     def files(self, folder: Path, contents: dict[str, str]) -> None:

@@ -379,26 +379,24 @@ def values(problem: Problem) -> Tensor:
 
 
 class _PairValues(torch.autograd.Function):
-    """Values of a long list of pairs, part by part. No state is kept: the backward walks forward again where
-    it reads one."""
+    """Values of a long list of pairs, part by part. No state is kept: the backward walks forward again."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, pairs_of: PairRange
     ) -> Tensor:
-        parts = [
+        values = [
             _backends.forward(problem._replace(pairs=pairs_of(start, min(start + part, count))))[0]
             for start in range(0, count, part)
         ]
-        values = torch.cat(parts)
-        ctx.save_for_backward(values, x, y, problem.x_lengths, problem.y_lengths)
+        ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
         ctx.options = problem.gamma, problem.bandwidth, problem.sides
         ctx.parts = count, part, pairs_of
-        return values
+        return torch.cat(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, x, y, x_lengths, y_lengths = ctx.saved_tensors
+        x, y, x_lengths, y_lengths = ctx.saved_tensors
         count, part, pairs_of = ctx.parts
         gamma, bandwidth, sides = ctx.options
         need_x, need_y = _of_sides(sides, *ctx.needs_input_grad[:2])
@@ -408,9 +406,7 @@ class _PairValues(torch.autograd.Function):
             stop = min(start + part, count)
             pairs = pairs_of(start, stop)
             listed = problem._replace(pairs=pairs)
-            value, state = values[start:stop].detach(), x.new_empty(0, dtype=torch.uint8)
-            if _backends.backend(x.device.type).state_bytes(listed) > 0:
-                value, state = _backends.forward(listed)
+            value, state = _backends.forward(listed)
             per_pair_x, per_pair_y = gradients(listed, grad[start:stop], value, state)
             del state
             if need_x:
