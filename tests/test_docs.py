@@ -601,6 +601,7 @@ LOSS = ["functional.py", "_validation.py", "_problem.py", "_autograd.py", "_back
 ANSWERS = {
     *("_torch_compat.py", "_options.py", "_lengths.py", "_distances.py", "_series.py"),
     *("_barycenter_arguments.py", "_barycenter_loss.py", "_descent.py", "_processes.py"),
+    *("_free_memory.py", "_sums.py"),
 }
 """Files that are asked on the way and answer without passing the problem on; the page names them."""
 
