@@ -6,7 +6,7 @@
 template <int THREADS> DEVICE void clear_padding(const Params& p, void* gradients, i32 pair, i32 steps, i32 padded) {
   float* own = (float*)gradients + (i64)pair * padded * p.d;
   if (gradients)
-    for (i32 i = steps * p.d + (i32)thread_index(); i < padded * p.d; i += THREADS) own[i] = 0.0f;
+    UNROLL_BY(1) for (i32 i = steps * p.d + (i32)thread_index(); i < padded * p.d; i += THREADS) own[i] = 0.0f;
 }
 // By all THREADS threads of a block, which need a barrier before one of them flags the pair.
 template <int THREADS> DEVICE void open_pair(const Params& p) {

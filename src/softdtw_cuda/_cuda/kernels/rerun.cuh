@@ -41,7 +41,7 @@ DEVICE_CALL void begin_rerun(const Params& p, i32 pair, i32 walk, i32 position, 
 }
 // The part of a pair that the main kernel does not save into.
 DEVICE void fill_rest(const Params& p, i32 pair) {
-  for (i64 at = p.saved_bytes + (i64)lane_index() * 8; at < p.pair_bytes; at += 32 * 8)
+  UNROLL_BY(1) for (i64 at = p.saved_bytes + (i64)lane_index() * 8; at < p.pair_bytes; at += 32 * 8)
     *(Word2*)(p.states + pair * p.pair_bytes + at) = Word2{~0u, ~0u};
 }
 // The pair's scratch as the first fill had it.
