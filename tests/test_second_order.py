@@ -26,7 +26,7 @@ from softdtw_cuda import (
 )
 from softdtw_cuda._backends import DualBackend, dual_backend
 from softdtw_cuda._distances import METRICS, sqeuclidean
-from softdtw_cuda._problem import NO_BAND, Direction, Problem
+from softdtw_cuda._problem import EXPECTED, EXPECTED_BACKWARD, NO_BAND, Direction, Problem
 from tests.oracle import paths, relative
 
 pytestmark = pytest.mark.filterwarnings(
@@ -699,7 +699,7 @@ class TestBackend:
         x, y = (side.detach().to(dtype) for side in series(device, (3, 3), 40, 35, 4))
         problem = Problem(x, y, None, None, 0.5, NO_BAND, True, True)
         direction = self.directions(device, dtype)[name]
-        torch.library.opcheck(torch.ops.softdtw_cuda.expected, (*problem.operands, *direction))
-        _, value, state = torch.ops.softdtw_cuda.expected(*problem.operands, *direction)
-        arguments = (torch.ones_like(value), value, state, *problem.operands, *direction)
+        torch.library.opcheck(torch.ops.softdtw_cuda.expected, EXPECTED.row(problem, direction))
+        _, value, state = torch.ops.softdtw_cuda.expected(*EXPECTED.row(problem, direction))
+        arguments = EXPECTED_BACKWARD.row(problem, direction, (torch.ones_like(value), value, state))
         torch.library.opcheck(torch.ops.softdtw_cuda.expected_backward, arguments)

@@ -16,7 +16,16 @@ from torch.torch_version import TorchVersion
 
 from softdtw_cuda import SoftDTW, _backends, softdtw, softdtw_alignment, softdtw_cdist, softdtw_from_cost
 from softdtw_cuda._cpu import launch
-from softdtw_cuda._problem import NO_BAND, Problem
+from softdtw_cuda._problem import (
+    BACKWARD,
+    EXPECTED,
+    EXPECTED_BACKWARD,
+    FORWARD,
+    NO_BAND,
+    Direction,
+    Operator,
+    Problem,
+)
 from tests.in_threads import in_threads
 from tests.oracle import truth
 
@@ -122,6 +131,43 @@ class TestOperators:
         gradients = [_backends.backward(problem, torch.ones(2), value, each) for each in (state, other)]
         for first, second in zip(*gradients, strict=True):
             assert torch.equal(first, second)
+
+    @pytest.mark.parametrize("operator", [FORWARD, BACKWARD, EXPECTED, EXPECTED_BACKWARD])
+    def test_arguments_have_the_names_of_their_fields(self, operator: Operator) -> None:
+        schema = getattr(torch.ops.softdtw_cuda, operator.name).default._schema
+        assert tuple(argument.name for argument in schema.arguments) == operator.names
+        assert operator.row(*operator.parts(range(len(operator.names)))) == (*range(len(operator.names)),)
+
+    @pytest.mark.parametrize("registered", [False, True])
+    @pytest.mark.parametrize("size", [40, 300])  # the state is gradients, or edges of tiles
+    @pytest.mark.parametrize("from_cost", [False, True])
+    def test_a_state_of_another_size_is_refused(
+        self, device: str, from_cost: bool, size: int, registered: bool
+    ) -> None:
+        x, y = torch.randn(2, size, 3, device=device), torch.randn(2, size - 5, 3, device=device)
+        problem = Problem(x, y, None, None, 0.5, NO_BAND, True, True)
+        if from_cost:
+            problem = Problem(torch.cdist(x, y), None, None, None, 0.5, NO_BAND, True)
+        for forward, backward, direction in (
+            (FORWARD, BACKWARD, None),
+            (EXPECTED, EXPECTED_BACKWARD, Direction("position")),
+        ):
+
+            def call(operator: Operator, direction: Direction | None, *saved: torch.Tensor) -> Any:
+                if registered:
+                    row = operator.row(problem, direction, saved)
+                    return getattr(torch.ops.softdtw_cuda, operator.name)(*row)
+                directions = () if direction is None else (direction,)
+                return getattr(_backends, operator.name)(problem, *directions, *saved)
+
+            *_, value, state = call(forward, direction)
+            grad = torch.ones_like(value)
+            call(backward, direction, grad, value, state)
+            for wrong in (state[:-16], torch.cat([state, state[:16]]), state[:0]):
+                with pytest.raises(
+                    RuntimeError, match=f"has {wrong.numel()} bytes, expected {state.numel()}"
+                ):
+                    call(backward, direction, grad, value, wrong)
 
     def test_the_short_way_and_the_operators_agree(self, device: str) -> None:
         """Plain eager tensors go past the dispatcher; a dispatch mode makes them go through it."""

@@ -1,7 +1,8 @@
 """Gradient formulas, once for every route: eager autograd, torch.func and vmap, compiled graphs.
 
-Eager tensors and torch.func go through four Functions; compiled graphs call the operators of `_ops`, which
-are registered with the same formulas. With E the alignment and Omega a direction on the costs:
+Eager tensors and torch.func go through a Function for each of the four operators; compiled graphs call those
+of `_ops`, which are registered with the same formulas. (A fifth Function walks a long list of pairs part by
+part.) With E the alignment and Omega a direction on the costs:
 
     Value              the values; their derivative along Omega is <E, Omega>
     Gradient           grad_b E_b, contracted with what the costs are made of
@@ -16,7 +17,7 @@ so its tangent is ExpectedGradient, too. Third derivatives would be those of Exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +25,15 @@ from torch import Tensor
 
 from . import _backends, _ops
 from ._distances import Sides, with_costs, with_embedding
-from ._problem import OPERANDS, Direction, Problem, problem_and_direction
+from ._problem import (
+    BACKWARD,
+    EXPECTED,
+    EXPECTED_BACKWARD,
+    FORWARD,
+    Direction,
+    Operator,
+    Problem,
+)
 from ._sums import add_in_order, gather, sum_sides, sum_to
 from ._torch_compat import (
     asked_gradients,
@@ -47,58 +56,53 @@ PairRange = Callable[[int, int], Tensor]
 # Formulas. `ctx` and the arguments of setup are those of torch.autograd.Function and of torch.library alike.
 
 
-def _save(ctx: Any, *tensors: Tensor | None) -> None:
+def _save(ctx: Any, row: Sequence[Any], *outputs: Tensor) -> None:
+    """Keeps an operator's arguments, and what was computed of them, for `_restore`."""
     ctx.set_materialize_grads(False)
+    ctx.options = [None if isinstance(argument, Tensor) else argument for argument in row]
+    tensors = [*outputs, *(argument if isinstance(argument, Tensor) else None for argument in row)]
     save(ctx, *tensors)
 
 
-def _keep_problem(ctx: Any, fields: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    """Keeps the options of a problem; its tensors are for the caller to save."""
-    x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y, pairs = fields
-    ctx.options = gamma, bandwidth
-    ctx.need = need_x, need_y
-    return x, y, x_lengths, y_lengths, pairs
-
-
-def _kept_problem(ctx: Any, tensors: list[Any], need_x: bool, need_y: bool) -> Problem:
-    x, y, x_lengths, y_lengths, pairs = tensors
-    gamma, bandwidth = ctx.options
-    return Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y, pairs)
+def _restore(ctx: Any, operator: Operator, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Problem, direction, what the forward had saved, and the outputs; `tensors` are those that ctx keeps."""
+    count = len(tensors) - len(ctx.options)
+    kept = zip(tensors[count:], ctx.options, strict=True)
+    row = [option if tensor is None else tensor for tensor, option in kept]
+    return *operator.parts(row), tensors[:count]
 
 
 def setup_value(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keeps what `value_backward` needs; inputs are the fields of a Problem that operators have."""
+    """Keeps what `value_backward` needs."""
     value, state = output
     ctx.mark_non_differentiable(state)
-    _save(ctx, value, state, *_keep_problem(ctx, inputs))
+    _save(ctx, inputs, value, state)
 
 
 def value_backward(ctx: Any, grad: Tensor | None, _: object = None) -> tuple[Tensor | None, ...]:
     """Gradients of x and y for the gradient of the values, equation (8)."""
-    value, state, *tensors = ctx.saved_tensors
-    grad_x = grad_y = None
-    if grad is not None and any(ctx.needs_input_grad[:2]):
-        if not any(ctx.need):
-            raise RuntimeError(
-                "softdtw_cuda: an operator called with need_x=False and need_y=False has no gradient; pass "
-                "True for the sides whose gradients are wanted."
-            )
-        # A side may need no gradient though it requires one: see `Problem.sides`.
-        need_x = ctx.needs_input_grad[0] and ctx.need[0]
-        need_y = ctx.needs_input_grad[1] and ctx.need[1]
-        problem = _kept_problem(ctx, tensors, need_x, need_y)
-        per_pair = gradients(problem, grad, value, state)
-        grad_x, grad_y = sum_sides(problem, *per_pair)
-    return grad_x, grad_y, None, None, None, None, None, None, None
+    problem, _, _, (value, state) = _restore(ctx, FORWARD, ctx.saved_tensors)
+    needs, _, _ = FORWARD.parts(ctx.needs_input_grad)
+    if grad is None or not (needs.x or needs.y):
+        return FORWARD.in_order()
+    if not problem.needs_gradient:
+        raise RuntimeError(
+            "softdtw_cuda: an operator called with need_x=False and need_y=False has no gradient; pass "
+            "True for the sides whose gradients are wanted."
+        )
+    # A side may need no gradient though it requires one: see `Problem.sides`.
+    problem = problem._replace(need_x=needs.x and problem.need_x, need_y=needs.y and problem.need_y)
+    grad_x, grad_y = sum_sides(problem, *gradients(problem, grad, value, state))
+    return FORWARD.in_order(x=grad_x, y=grad_y)
 
 
-def value_jvp(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: object) -> Any:
+def value_jvp(ctx: Any, *tangents: Any) -> Any:
     """Tangent of the values: <E, Omega> with the change of the costs."""
     with outer_forward_mode():
-        _, _, *tensors = saved_primals(ctx)
-        problem = _kept_problem(ctx, tensors, False, False)
-        tangents = _of_pairs(problem, x_tangent, y_tangent)
-        return _expected(problem, _change(problem, *tangents))[0], None
+        problem, *_ = _restore(ctx, FORWARD, saved_primals(ctx))
+        tangent, _, _ = FORWARD.parts(tangents)
+        problem = problem._replace(need_x=False, need_y=False)
+        return _expected(problem, _change(problem, *_of_pairs(problem, tangent.x, tangent.y)))[0], None
 
 
 def _change(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | None) -> Direction:
@@ -119,40 +123,36 @@ def _of_pairs(problem: Problem, x_tangent: Tensor | None, y_tangent: Tensor | No
 
 
 def setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keeps what `gradient_backward` needs; inputs are the gradient, values, state and a Problem's fields."""
-    grad, value, state, *fields = inputs
-    _save(ctx, grad, value, state, *_keep_problem(ctx, tuple(fields)))
+    """Keeps what `gradient_backward` needs."""
+    _save(ctx, inputs)
 
 
 def gradient_backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients wrt the gradient of the values, x and y, for those of the gradients: a double backward."""
-    grad, _, _, *tensors = ctx.saved_tensors
-    need_x, need_y = ctx.needs_input_grad[3:5]
-    a, b = a if ctx.need[0] else None, b if ctx.need[1] else None
-    nothing = (None,) * (len(ctx.needs_input_grad) - 5)
-    if a is None and b is None:
-        return None, None, None, None, None, *nothing
-    problem = _kept_problem(ctx, tensors, need_x, need_y)
-    direction = _change(problem, a, b)
+    problem, _, (grad, _, _), _ = _restore(ctx, BACKWARD, ctx.saved_tensors)
+    direction = _change(problem, a if problem.need_x else None, b if problem.need_y else None)
+    if direction.a is None and direction.b is None:
+        return BACKWARD.in_order()
+    needs, _, _ = BACKWARD.parts(ctx.needs_input_grad)
+    problem = problem._replace(need_x=needs.x, need_y=needs.y)
     dot, value, state = _expected(problem, direction)
     grad_x = grad_y = None
-    if need_x or need_y:
+    if problem.needs_gradient:
         per_pair_x, per_pair_y, _, _ = expected_gradients(problem, direction, grad, value, state)
         grad_x, grad_y = sum_sides(problem, per_pair_x, per_pair_y)
-    return dot.to(grad.dtype), None, None, grad_x, grad_y, *nothing
+    return BACKWARD.in_order(grad=dot.to(grad.dtype), x=grad_x, y=grad_y)
 
 
-def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
+def gradient_jvp(ctx: Any, *tangents: Any) -> Any:
     """Tangents of the gradients: linear in that of grad; the Hessian's product with those of the series."""
     with outer_forward_mode():
-        grad, value, state, *tensors = saved_primals(ctx)
-        problem = _kept_problem(ctx, tensors, *ctx.need)
-        x_tangent, y_tangent = tangents[2:4]
+        problem, _, (grad, value, state), _ = _restore(ctx, BACKWARD, saved_primals(ctx))
+        tangent, _, (grad_tangent, _, _) = BACKWARD.parts(tangents)
         results: list[Tensor | None] = [None, None]
         if grad_tangent is not None:
             results = list(gradients(problem, grad_tangent, value, state))
-        if x_tangent is not None or y_tangent is not None:
-            direction = _change(problem, *_of_pairs(problem, x_tangent, y_tangent))
+        if tangent.x is not None or tangent.y is not None:
+            direction = _change(problem, *_of_pairs(problem, tangent.x, tangent.y))
             _, dual_value, dual_state = _expected(problem, direction)
             second = expected_gradients(problem, direction, grad, dual_value, dual_state)[:2]
             results = [
@@ -162,67 +162,65 @@ def gradient_jvp(ctx: Any, grad_tangent: Tensor | None, *tangents: Any) -> Any:
 
 
 def setup_expected(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Keeps what `expected_backward` needs; inputs are the fields of a Problem and of a Direction."""
+    """Keeps what `expected_backward` needs."""
     _, value, state = output
     ctx.mark_non_differentiable(value, state)
-    *fields, ctx.kind, a, b, need_a, need_b = inputs
-    ctx.need_direction = need_a, need_b
-    _save(ctx, value, state, a, b, *_keep_problem(ctx, tuple(fields)))
+    _save(ctx, inputs, value, state)
 
 
 def expected_backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     """Gradients of x, y and of the direction's tensors for the gradient of <E, Omega>."""
-    value, state, a, b, *tensors = ctx.saved_tensors
-    count = len(ctx.needs_input_grad)
-    nothing = (None,) * (count - 7)
-    need_a, need_b = ctx.needs_input_grad[count - 4 : count - 2]
+    problem, direction, _, (value, state) = _restore(ctx, EXPECTED, ctx.saved_tensors)
+    needs, direction_needs, _ = EXPECTED.parts(ctx.needs_input_grad)
+    need_a, need_b = direction_needs.a, direction_needs.b
     grad_x = grad_y = grad_a = grad_b = None
     if grad is not None:
-        problem = _kept_problem(ctx, tensors, *ctx.needs_input_grad[:2])
-        linear = ctx.kind == "tangents"
-        direction = Direction(ctx.kind, a, b, need_a and not linear, need_b and not linear)
-        if problem.needs_gradient or direction.need_a or direction.need_b:
+        problem = problem._replace(need_x=needs.x, need_y=needs.y)
+        linear = direction.kind == "tangents"
+        direction = direction._replace(need_a=need_a and not linear, need_b=need_b and not linear)
+        if problem.needs_gradient or direction.needs_gradient:
             sides = expected_gradients(problem, direction, grad, value, state)
             grad_x, grad_y = sum_sides(problem, *sides[:2])
-            grad_a = sum_to(sides[2], a) if direction.need_a else None
-            grad_b = sum_to(sides[3], b) if direction.need_b else None
+            grad_a = sum_to(sides[2], direction.a) if direction.need_a else None
+            grad_b = sum_to(sides[3], direction.b) if direction.need_b else None
         if linear and (need_a or need_b):
             # <E, Omega> is the derivative of the values along the tangents.
             problem = problem._replace(need_x=need_a, need_y=need_b)
             per_pair_a, per_pair_b = gradients(problem, grad, *_apply_value(problem))
-            grad_a = sum_to(per_pair_a, a) if need_a else None
-            grad_b = sum_to(per_pair_b, b) if need_b else None
-    return grad_x, grad_y, *nothing, None, grad_a, grad_b, None, None
+            grad_a = sum_to(per_pair_a, direction.a) if need_a else None
+            grad_b = sum_to(per_pair_b, direction.b) if need_b else None
+    return EXPECTED.in_order(x=grad_x, y=grad_y, a=grad_a, b=grad_b)
 
 
 def expected_jvp(ctx: Any, *tangents: Any) -> Any:
     """Tangent of <E, Omega>: its gradients along the tangents of the series and of the direction."""
     with outer_forward_mode():
-        value, state, a, b, *tensors = saved_primals(ctx)
-        along = [*tangents[:2], *tangents[-4:-2]]
-        problem = _kept_problem(ctx, tensors, along[0] is not None, along[1] is not None)
+        problem, direction, _, (value, _) = _restore(ctx, EXPECTED, saved_primals(ctx))
+        tangent, direction_tangent, _ = EXPECTED.parts(tangents)
+        a_tangent, b_tangent = direction_tangent.a, direction_tangent.b
+        problem = problem._replace(need_x=tangent.x is not None, need_y=tangent.y is not None)
         total = torch.zeros_like(value)
-        if ctx.kind == "tangents" and not (along[2] is None and along[3] is None):
-            total = total + _expected(problem, Direction("tangents", along[2], along[3]))[0]
-            along[2:] = None, None
-        direction = Direction(ctx.kind, a, b, along[2] is not None, along[3] is not None)
-        if any(tangent is not None for tangent in along):
+        if direction.kind == "tangents" and not (a_tangent is None and b_tangent is None):
+            total = total + _expected(problem, Direction("tangents", a_tangent, b_tangent))[0]
+            a_tangent = b_tangent = None
+        direction = direction._replace(need_a=a_tangent is not None, need_b=b_tangent is not None)
+        if problem.needs_gradient or direction.needs_gradient:
             _, value, state = _expected(problem, direction)
             sides = expected_gradients(problem, direction, torch.ones_like(value), value, state)
-            along[:2] = _of_pairs(problem, *along[:2])
-            for side, tangent in zip(sides, along, strict=True):
-                if tangent is not None:
-                    total = total + (side * tangent).sum((1, 2)).to(total.dtype)
+            along = (*_of_pairs(problem, tangent.x, tangent.y), a_tangent, b_tangent)
+            for side, side_tangent in zip(sides, along, strict=True):
+                if side_tangent is not None:
+                    total = total + (side * side_tangent).sum((1, 2)).to(total.dtype)
         return total, None, None
 
 
 def setup_expected_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keeps what the derivative wrt a direction needs, in which the results are linear."""
-    problem, direction = problem_and_direction(inputs[3:])
+    problem, direction, (grad, _, _) = EXPECTED_BACKWARD.parts(inputs)
     is_change = direction.kind == ("matrix" if problem.y is None else "tangents")
-    ctx.linear = is_change and not (direction.need_a or direction.need_b)
-    ctx.tensors = [isinstance(each, Tensor) for each in inputs]
-    _save(ctx, inputs[0], *_keep_problem(ctx, inputs[3:-5]))
+    ctx.linear = is_change and not direction.needs_gradient
+    ctx.tensors = [isinstance(argument, Tensor) for argument in inputs]
+    _save(ctx, EXPECTED_BACKWARD.row(problem, Direction(direction.kind), (grad, None, None)))
 
 
 def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_none: Any) -> tuple[Any, ...]:
@@ -230,21 +228,20 @@ def expected_gradient_backward(ctx: Any, u: Tensor | None, w: Tensor | None, *_n
 
     torch.autograd.functional.hvp takes it; everything else would be a third derivative.
     """
-    grad, *tensors = ctx.saved_tensors
-    count = len(ctx.needs_input_grad)
+    problem, _, (grad, _, _), _ = _restore(ctx, EXPECTED_BACKWARD, ctx.saved_tensors)
     # torch's flags say what could be asked for, its engine what is.
-    asked = asked_gradients(ctx, ctx.tensors)
-    if not ctx.linear or any(asked[k] for k in (0, 3, 4)):
+    needs, direction_needs, (need_grad, _, _) = EXPECTED_BACKWARD.parts(asked_gradients(ctx, ctx.tensors))
+    if not ctx.linear or need_grad or needs.x or needs.y:
         raise RuntimeError(THIRD_DERIVATIVE)
-    problem = _kept_problem(ctx, tensors, asked[count - 4], asked[count - 3])
-    direction = _change(problem, u if ctx.need[0] else None, w if ctx.need[1] else None)
+    direction = _change(problem, u if problem.need_x else None, w if problem.need_y else None)
     if direction.a is None and direction.b is None:
-        return (None,) * count
+        return EXPECTED_BACKWARD.in_order()
+    problem = problem._replace(need_x=direction_needs.a, need_y=direction_needs.b)
     _, value, state = _expected(problem, direction)
-    per_pair = expected_gradients(problem, direction, grad, value, state)
-    grad_a = per_pair[0] if asked[count - 4] else None
-    grad_b = per_pair[1] if asked[count - 3] else None
-    return *(None,) * (count - 4), grad_a, grad_b, None, None
+    per_pair_a, per_pair_b, _, _ = expected_gradients(problem, direction, grad, value, state)
+    return EXPECTED_BACKWARD.in_order(
+        a=per_pair_a if problem.need_x else None, b=per_pair_b if problem.need_y else None
+    )
 
 
 THIRD_DERIVATIVE = (
@@ -269,22 +266,36 @@ def _scale(per_pair: Tensor, grad: Tensor) -> Tensor:
     return torch.where(per_pair == 0, per_pair, per_pair * grad[..., None, None]).to(per_pair.dtype)
 
 
-def _map_gradients(function: Any, size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Any:
-    """vmap of `_Gradient`, or of `_ExpectedGradient`, whose inputs end with a Direction."""
-    grad_dim, value_dim, _, *dims = in_dims
-    grad, value, state, *fields = inputs
-    if all(dim is None for dim in dims):  # several gradients of the same values: each is a multiple of one
-        per_pair = _apply(function, torch.ones_like(value), value, state, *fields)
-        sides = tuple(_scale(side, grad.movedim(grad_dim, 0)) for side in per_pair)
-        return sides, tuple(None if side.dim() == 1 else 0 for side in per_pair)
-    folded, batch = fold_problem(size, tuple(dims[:OPERANDS]), Problem(*fields[:OPERANDS]))
-    operands = folded.operands
-    if len(fields) > OPERANDS:
-        direction = Direction(*fields[OPERANDS:])
-        operands += fold_direction(size, tuple(dims[-4:-2]), batch, direction)
+def _map_values(
+    function: Any, operator: Operator, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> Any:
+    """vmap of `_Value` or `_Expected`."""
+    problem, direction, _ = operator.parts(arguments)
+    dims, direction_dims, _ = operator.parts(in_dims)
+    problem, batch = fold_problem(size, dims, problem)
+    direction = fold_direction(size, direction_dims, batch, direction)
+    *numbers, state = _apply(function, *operator.row(problem, direction))
+    # The state belongs to all pairs together: the gradients' map folds the same dimension again and reads it.
+    return (*(each.view(size, batch) for each in numbers), state), (*(0 for _ in numbers), None)
+
+
+def _map_gradients(
+    function: Any, operator: Operator, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> Any:
+    """vmap of `_Gradient` or `_ExpectedGradient`."""
+    problem, direction, (grad, value, state) = operator.parts(arguments)
+    dims, direction_dims, (grad_dim, value_dim, _) = operator.parts(in_dims)
+    if all(dim is None for dim in (*dims.tensors, *(direction_dims or ()))):
+        # Several gradients of the same values: each is a multiple of one.
+        row = operator.row(problem, direction, (torch.ones_like(value), value, state))
+        sides = tuple(_scale(side, grad.movedim(grad_dim, 0)) for side in _apply(function, *row))
+        return sides, tuple(None if side.dim() == 1 else 0 for side in sides)
+    problem, batch = fold_problem(size, dims, problem)
+    direction = fold_direction(size, direction_dims, batch, direction)
     grad = fold_numbers(size, grad_dim, batch, grad)
     value = fold_numbers(size, value_dim, batch, value)
-    return unfold(size, batch, _apply(function, grad, value, state, *operands))
+    row = operator.row(problem, direction, (grad, value, state))
+    return unfold(size, batch, _apply(function, *row))
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -294,60 +305,57 @@ def _apply(function: Any, *arguments: Any) -> Any:
     return plain_apply(function)(*arguments)
 
 
+# The arguments of each are those of its operator, in a row: torch looks for tensors in no tuple.
+
+
 class _Value(torch.autograd.Function):
-    """Fields of a Problem to values and state."""
+    """A Problem to values and state."""
 
     setup_context = staticmethod(setup_value)
     backward = staticmethod(value_backward)
     jvp = staticmethod(value_jvp)
 
     @staticmethod
-    def forward(*problem: Any) -> tuple[Tensor, Tensor]:
-        return _backends.forward(Problem(*problem))
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return _backends.forward(FORWARD.parts(arguments)[0])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        problem, batch = fold_problem(info.batch_size, in_dims, Problem(*inputs))
-        value, state = _apply(_Value, *problem.operands)
-        # The state belongs to all pairs together: `_Gradient` folds the same dimension again and reads it.
-        return (value.view(info.batch_size, batch), state), (0, None)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_values(_Value, FORWARD, info.batch_size, in_dims, arguments)
 
 
 class _Gradient(torch.autograd.Function):
-    """Gradient of the values, values, state and fields of a Problem to gradients, one per pair."""
+    """Gradient of the values, values, state and a Problem to gradients, one per pair."""
 
     setup_context = staticmethod(setup_gradient)
     backward = staticmethod(gradient_backward)
     jvp = staticmethod(gradient_jvp)
 
     @staticmethod
-    def forward(grad: Tensor, value: Tensor, state: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
-        return _backends.backward(Problem(*problem), grad, value, state)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        problem, _, saved = BACKWARD.parts(arguments)
+        return _backends.backward(problem, *saved)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _map_gradients(_Gradient, info.batch_size, in_dims, inputs)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_gradients(_Gradient, BACKWARD, info.batch_size, in_dims, arguments)
 
 
 class _Expected(torch.autograd.Function):
-    """Fields of a Problem and of a Direction to <E, Omega>, values and state."""
+    """A Problem and a Direction to <E, Omega>, values and state."""
 
     setup_context = staticmethod(setup_expected)
     backward = staticmethod(expected_backward)
     jvp = staticmethod(expected_jvp)
 
     @staticmethod
-    def forward(*fields: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return _backends.expected(*problem_and_direction(fields))
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        problem, direction, _ = EXPECTED.parts(arguments)
+        return _backends.expected(problem, direction)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        size = info.batch_size
-        problem, direction = problem_and_direction(inputs)
-        problem, batch = fold_problem(size, in_dims[:OPERANDS], problem)
-        direction = fold_direction(size, in_dims[-4:-2], batch, direction)
-        dot, value, state = _apply(_Expected, *problem.operands, *direction)
-        return (dot.view(size, batch), value.view(size, batch), state), (0, 0, None)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_values(_Expected, EXPECTED, info.batch_size, in_dims, arguments)
 
 
 class _ExpectedGradient(torch.autograd.Function):
@@ -358,14 +366,13 @@ class _ExpectedGradient(torch.autograd.Function):
     jvp = staticmethod(third_derivative)
 
     @staticmethod
-    def forward(
-        grad: Tensor, value: Tensor, state: Tensor, *fields: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _backends.expected_backward(*problem_and_direction(fields), grad, value, state)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        problem, direction, saved = EXPECTED_BACKWARD.parts(arguments)
+        return _backends.expected_backward(problem, direction, *saved)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _map_gradients(_ExpectedGradient, info.batch_size, in_dims, inputs)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _map_gradients(_ExpectedGradient, EXPECTED_BACKWARD, info.batch_size, in_dims, arguments)
 
 
 # What to call
@@ -385,22 +392,22 @@ class _PairValues(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, y: Tensor, problem: Problem, count: int, part: int, pairs_of: PairRange
     ) -> Tensor:
+        _save(ctx, FORWARD.row(problem))
+        ctx.parts = count, part, pairs_of
+        ctx.sides = problem.sides
         values = [
             _backends.forward(problem._replace(pairs=pairs_of(start, min(start + part, count))))[0]
             for start in range(0, count, part)
         ]
-        ctx.save_for_backward(x, y, problem.x_lengths, problem.y_lengths)
-        ctx.options = problem.gamma, problem.bandwidth, problem.sides
-        ctx.parts = count, part, pairs_of
         return torch.cat(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, x_lengths, y_lengths = ctx.saved_tensors
+        problem, *_ = _restore(ctx, FORWARD, ctx.saved_tensors)
+        need_x, need_y = _of_sides(ctx.sides, *ctx.needs_input_grad[:2])
+        problem = problem._replace(need_x=need_x, need_y=need_y)
+        x, y = problem.x, problem.y
         count, part, pairs_of = ctx.parts
-        gamma, bandwidth, sides = ctx.options
-        need_x, need_y = _of_sides(sides, *ctx.needs_input_grad[:2])
-        problem = Problem(x, y, x_lengths, y_lengths, gamma, bandwidth, need_x, need_y)
         grad_x, grad_y = (x.new_zeros(side.shape, dtype=problem.value_dtype) for side in (x, y))
         for start in range(0, count, part):
             stop = min(start + part, count)
@@ -497,9 +504,10 @@ def _apply_value(problem: Problem) -> tuple[Tensor, Tensor]:
     need_x = problem.need_x or _may_need(problem.x)
     need_y = problem.need_y or _may_need(problem.y)
     need_x, need_y = _of_sides(problem.sides, need_x, need_y)
-    operands = (*problem[:6], need_x, need_y, problem.pairs)  # quicker than a new problem
-    result: tuple[Tensor, Tensor]
-    result = torch.ops.softdtw_cuda.forward(*operands) if _is_compiling() else _apply(_Value, *operands)
+    problem = problem._replace(need_x=need_x, need_y=need_y)
+    if _is_compiling():
+        return _backends.forward(problem)
+    result: tuple[Tensor, Tensor] = _apply(_Value, *FORWARD.row(problem))
     return result
 
 
@@ -514,7 +522,7 @@ def gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> t
 def _gradients(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     if _is_compiling() or not is_differentiated():
         return _backends.backward(problem, grad, value, state)
-    result: tuple[Tensor, Tensor] = _record(_Gradient, grad, value, state, *problem.operands)
+    result: tuple[Tensor, Tensor] = _record(_Gradient, *BACKWARD.row(problem, None, (grad, value, state)))
     return result
 
 
@@ -523,10 +531,10 @@ def _expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, T
     result: tuple[Tensor, Tensor, Tensor]
     if _is_called_directly(direction.a, direction.b):
         return _backends.expected(problem, direction)
-    if in_transform() or not (problem.needs_gradient or direction.need_a or direction.need_b):
+    if in_transform() or not (problem.needs_gradient or direction.needs_gradient):
         # A transform further out may ask for gradients of either side, which take the state.
         problem = problem._replace(need_x=True, need_y=problem.y is not None)
-    result = _record(_Expected, *problem.operands, *direction)
+    result = _record(_Expected, *EXPECTED.row(problem, direction))
     return result
 
 
@@ -537,11 +545,14 @@ def expected_gradients(
     result: tuple[Tensor, Tensor, Tensor, Tensor]
     if _is_called_directly(grad, direction.a, direction.b):
         return _backends.expected_backward(problem, direction, grad, value, state)
-    arguments = (grad, value, state, *problem.operands, *direction)
+    row = EXPECTED_BACKWARD.row(problem, direction, (grad, value, state))
     # Not leaves: of those the engine does not tell whether their gradient is asked for.
     result = _record(
         _ExpectedGradient,
-        *(each.view_as(each) if isinstance(each, Tensor) and each.is_leaf else each for each in arguments),
+        *(
+            argument.view_as(argument) if isinstance(argument, Tensor) and argument.is_leaf else argument
+            for argument in row
+        ),
     )
     return result
 
@@ -565,12 +576,12 @@ def _no_values(side: Tensor) -> Tensor:
 
 
 if _ops.library is not None:
-    for name, backward, setup in (
-        ("forward", value_backward, setup_value),
-        ("backward", gradient_backward, setup_gradient),
-        ("expected", expected_backward, setup_expected),
-        ("expected_backward", expected_gradient_backward, setup_expected_gradient),
+    for operator, backward, setup in (
+        (FORWARD, value_backward, setup_value),
+        (BACKWARD, gradient_backward, setup_gradient),
+        (EXPECTED, expected_backward, setup_expected),
+        (EXPECTED_BACKWARD, expected_gradient_backward, setup_expected_gradient),
     ):
         torch.library.register_autograd(
-            f"softdtw_cuda::{name}", backward, setup_context=setup, lib=_ops.library
+            f"softdtw_cuda::{operator.name}", backward, setup_context=setup, lib=_ops.library
         )

@@ -6,18 +6,17 @@ protocol in full. They are imported when a tensor of their device arrives, and i
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import warnings
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from . import _reference
 from ._fork import wait_before_fork
-from ._problem import Direction, Problem
+from ._problem import BACKWARD, EXPECTED, EXPECTED_BACKWARD, FORWARD, Direction, Operator, Problem
 from ._torch_compat import is_plain
 
 
@@ -98,16 +97,15 @@ _loading = threading.RLock()
 wait_before_fork(_loading)
 
 
-@functools.cache
-def _kept_backends(device_type: str) -> tuple[Backend, DualBackend]:
-    with _loading:
-        return _find_backends(device_type)
+_found: dict[str, tuple[Backend, DualBackend]] = {}
 
 
 def _backends_of(device_type: str) -> tuple[Backend, DualBackend]:
     """Both backends of a kind of device, found once."""
-    # torch's compiler traces through a cache and warns that it does.
-    return _find_backends(device_type) if torch.compiler.is_compiling() else _kept_backends(device_type)
+    if device_type not in _found:
+        with _loading:
+            _found[device_type] = _find_backends(device_type)
+    return _found[device_type]
 
 
 def backend(device_type: str) -> Backend:
@@ -131,31 +129,66 @@ def kernel_missing(device_type: str) -> str | None:
     return None
 
 
-# Plain tensors go straight to their backend: torch's dispatcher takes longer than the kernels of small
-# problems. Everything else (tracing, fake tensors, dispatch modes, subclasses) goes through the operators.
+def state_bytes(problem: Problem, direction: Direction | None = None) -> int:
+    """Size of the state that the forward of this problem, or of both, saves where it saves one."""
+    device_type = problem.x.device.type
+    if direction is None:
+        return backend(device_type).state_bytes(problem)
+    return dual_backend(device_type).expected_state_bytes(problem, direction)
+
+
+def _check_state(problem: Problem, direction: Direction | None, state: Tensor) -> None:
+    """Raise for a state of another size than the backward reads: it would read what lies behind."""
+    size = state_bytes(problem, direction)
+    if state.numel() == size:
+        return
+    # The forward may have needed both gradients where the backward needs one.
+    if state.numel() != state_bytes(problem._replace(need_x=True, need_y=problem.y is not None), direction):
+        raise RuntimeError(
+            f"softdtw_cuda: the state has {state.numel()} bytes, expected {size}; pass the one that the "
+            "forward of the same problem has returned."
+        )
+
+
+def compute(
+    operator: Operator, problem: Problem, direction: Direction | None, saved: tuple[Tensor, ...]
+) -> Any:
+    """What an operator returns, by the backend of the tensors' device."""
+    if saved:
+        _check_state(problem, direction, saved[2])
+    device_type = problem.x.device.type
+    if direction is None:
+        return getattr(backend(device_type), operator.name)(problem, *saved)
+    return getattr(dual_backend(device_type), operator.name)(problem, direction, *saved)
+
+
+def _dispatch(
+    operator: Operator, problem: Problem, direction: Direction | None = None, saved: tuple[Tensor, ...] = ()
+) -> Any:
+    """Straight to the backend for plain tensors: torch's dispatcher takes longer than the kernels of small
+    problems. Everything else (tracing, fake tensors, dispatch modes, subclasses) by the registered operator.
+    """
+    directions = () if direction is None else (direction.a, direction.b)
+    if is_plain(*problem.tensors, *directions, *saved[:1]):
+        return compute(operator, problem, direction, saved)
+    return getattr(torch.ops.softdtw_cuda, operator.name)(*operator.row(problem, direction, saved))
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Values and state of a problem."""
-    if is_plain(*problem.tensors):
-        return backend(problem.x.device.type).forward(problem)
-    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.forward(*problem.operands)
+    result: tuple[Tensor, Tensor] = _dispatch(FORWARD, problem)
     return result
 
 
 def backward(problem: Problem, grad: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients, one per pair, of a problem."""
-    if is_plain(grad, *problem.tensors):
-        return backend(problem.x.device.type).backward(problem, grad, value, state)
-    result: tuple[Tensor, Tensor] = torch.ops.softdtw_cuda.backward(grad, value, state, *problem.operands)
+    result: tuple[Tensor, Tensor] = _dispatch(BACKWARD, problem, None, (grad, value, state))
     return result
 
 
 def expected(problem: Problem, direction: Direction) -> tuple[Tensor, Tensor, Tensor]:
     """<E, Omega>, values and state of a problem and a direction."""
-    if is_plain(*problem.tensors, direction.a, direction.b):
-        return dual_backend(problem.x.device.type).expected(problem, direction)
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.softdtw_cuda.expected(*problem.operands, *direction)
+    result: tuple[Tensor, Tensor, Tensor] = _dispatch(EXPECTED, problem, direction)
     return result
 
 
@@ -163,13 +196,6 @@ def expected_backward(
     problem: Problem, direction: Direction, grad: Tensor, value: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients, one per pair, of <E, Omega>."""
-    if is_plain(grad, *problem.tensors, direction.a, direction.b):
-        dual = dual_backend(problem.x.device.type)
-        expected_bytes = dual.expected_state_bytes(problem, direction)
-        if state.numel() != expected_bytes:
-            raise RuntimeError(f"softdtw_cuda: a state of {state.numel()} bytes, expected {expected_bytes}")
-        return dual.expected_backward(problem, direction, grad, value, state)
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.softdtw_cuda.expected_backward(
-        grad, value, state, *problem.operands, *direction
-    )
+    result: tuple[Tensor, Tensor, Tensor, Tensor]
+    result = _dispatch(EXPECTED_BACKWARD, problem, direction, (grad, value, state))
     return result

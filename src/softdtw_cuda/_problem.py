@@ -1,8 +1,11 @@
-"""Problem: what is to be computed. `_validation` makes it; everything after it reads it, unchecked."""
+"""Problem: what is to be computed. `_validation` makes it; everything after it reads it, unchecked.
+
+The operators are what backends compute of it. torch wants their arguments in a row: `Operator` makes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,27 +16,27 @@ from ._sums import gather
 
 NO_BAND = -1
 
-OPERANDS = 9
-"""Fields of a Problem that backends read: the arguments of the operators."""
+TENSORS = ("x", "y", "x_lengths", "y_lengths", "pairs")
 
 
 class Problem(NamedTuple):
     """B pairs of series, or B cost matrices, with the options of Soft-DTW.
 
-    The first `OPERANDS` fields are what backends read, in the order of the operators' arguments.
+    The fields up to `metric` are what backends read, in the order of the operators' arguments.
 
     Attributes:
-        x: (B or 1, N, D) series, or (B, N, M) costs where y is None. One series stands for all pairs. With
-            `pairs`, any number of series, (K, N, D).
-        y: (B or 1, M, D) series; with `pairs` (L, M, D).
+        x: (B or 1, N, D) series. One series stands for all pairs. With `pairs`, any number of series,
+            (K, N, D). Where y is None, (B, N, M) costs.
+        y: (B or 1, M, D) series; with `pairs` (L, M, D). None for costs.
         x_lengths, y_lengths: (B,) int64 on the device of x; None where no series is padded. With `pairs` one
             length for each series, (K,) and (L,).
         gamma: temperature, greater than 0 and finite.
         bandwidth: Sakoe-Chiba radius, or `NO_BAND`.
         need_x, need_y: the gradients that may be asked for. Without any, no state is saved.
         pairs: None, or (B, 2) int32 on the device of x: which series of x and which of y each pair has.
-        metric: what the costs of x and y are.
-        fused: costs are made inside the kernel, as squared Euclidean distances.
+        metric: what the costs of x and y are; of no meaning where x holds them.
+        fused: costs are made inside the kernel, as squared Euclidean distances. False where they are made
+            before, or came as they are.
         sides: the series that the values are differentiated by. The value of a series with itself has the
             same gradient on both sides, so that one of them, in full, is enough; the gradient's own
             derivatives take both sides all the same.
@@ -65,10 +68,10 @@ class Problem(NamedTuple):
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.x, self.y, self.x_lengths, self.y_lengths, self.pairs
 
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        """The arguments of the operators."""
-        return self[:OPERANDS]
+    def with_tensors(self, tensors: Iterable[Tensor | None]) -> Problem:
+        """The same problem of other tensors, which come as `tensors` does."""
+        fields: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
+        return self._replace(**fields)
 
     @property
     def n(self) -> int:
@@ -122,6 +125,10 @@ class Problem(NamedTuple):
         return self._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths, pairs=None)
 
 
+OPERANDS = Problem._fields.index("metric")
+"""How many fields backends read."""
+
+
 class Direction(NamedTuple):
     """A direction Omega on the costs of a problem: their change, or what is summed along the alignment.
 
@@ -142,10 +149,46 @@ class Direction(NamedTuple):
     need_a: bool = False
     need_b: bool = False
 
+    @property
+    def needs_gradient(self) -> bool:
+        return self.need_a or self.need_b
 
-def problem_and_direction(fields: Sequence[Any]) -> tuple[Problem, Direction]:
-    """What the arguments of an operator of second order are the fields of."""
-    return Problem(*fields[:OPERANDS]), Direction(*fields[OPERANDS:])
+
+class Operator:
+    """What backends compute, and its arguments in a row: what the forward saved, a Problem, a Direction.
+
+    torch hands out in the same order what else there is one of for each argument: gradients, tangents, flags,
+    mapped dimensions. So `parts` makes a Problem of those, too, and `in_order` a row.
+    """
+
+    def __init__(self, name: str, is_backward: bool, has_direction: bool) -> None:
+        self.name, self.is_backward, self.has_direction = name, is_backward, has_direction
+        saved = ("grad", "value", "state") if is_backward else ()
+        direction = Direction._fields if has_direction else ()
+        self.names = (*saved, *Problem._fields[:OPERANDS], *direction)
+        self._first, self._stop = len(saved), len(saved) + OPERANDS
+
+    def row(
+        self, problem: Problem, direction: Direction | None = None, saved: tuple[Tensor | None, ...] = ()
+    ) -> tuple[Any, ...]:
+        """The arguments."""
+        return (*saved, *problem[:OPERANDS], *(direction or ()))
+
+    def parts(self, row: Sequence[Any]) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Problem, direction (or None) and what was saved, out of the arguments."""
+        first, stop = self._first, self._stop
+        direction = Direction(*row[stop:]) if self.has_direction else None
+        return Problem(*row[first:stop]), direction, tuple(row[:first])
+
+    def in_order(self, **of_arguments: Any) -> tuple[Any, ...]:
+        """One for each argument, by their names; None for those that are not mentioned."""
+        return tuple(map(of_arguments.get, self.names))
+
+
+FORWARD = Operator("forward", is_backward=False, has_direction=False)
+BACKWARD = Operator("backward", is_backward=True, has_direction=False)
+EXPECTED = Operator("expected", is_backward=False, has_direction=True)
+EXPECTED_BACKWARD = Operator("expected_backward", is_backward=True, has_direction=True)
 
 
 def value_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -33,8 +33,8 @@ class _AllowedInGraph(ModuleType):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in self.functions:
             raise AttributeError(name)
-        found: Callable[..., Any] = torch.compiler.allow_in_graph(self.functions[name])
-        return found
+        allowed: Callable[..., Any] = torch.compiler.allow_in_graph(self.functions[name])
+        return allowed
 
 
 ALLOWED_IN_GRAPH = _AllowedInGraph("softdtw_cuda functions that torch.compile takes as a whole")
@@ -57,10 +57,10 @@ def _private(
     path: str, substitute: Callable[..., Any], use: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """The function at `path` below torch, or `use`, which uses what is there; the substitute without it."""
-    found: Any = torch
+    target: Any = torch
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return substitute if found is None else use or found
+        target = getattr(target, name, None)
+    return substitute if target is None else use or target
 
 
 in_transform: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
@@ -256,8 +256,8 @@ def plain_apply(function: Any) -> Callable[..., Any]:
     It looks up the signature of `forward` at every call, which takes longer than small problems do. There is
     no public name for the `apply` that it overrides. Where there is none, it is what is called.
     """
-    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
-    return found
+    apply: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return apply
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -266,7 +266,7 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether a kernel may read these tensors' memory: no tracing, fake tensors, transforms, subclasses."""
     for tensor in tensors:
-        if tensor is not None and (type(tensor) not in _PLAIN or tensor.device.type == "meta"):
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta):
             return False
     return not (torch.compiler.is_compiling() or _dispatch_modes() or in_transform())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,47 +33,51 @@ def rows(tensor: Tensor, dim: int | None) -> int:
     return tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1]
 
 
-def fold_problem(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
-    """The problem of all V * B pairs, and B."""
+def fold_problem(size: int, dims: Any, problem: Problem) -> tuple[Problem, int]:
+    """The problem of all V * B pairs, and B; `dims` is a Problem of the mapped dimensions."""
     if problem.pairs is not None:
         return _fold_pairs(size, dims, problem)
-    batch = rows(problem.x, dims[0])
+    batch = rows(problem.x, dims.x)
     if problem.y is not None:
-        batch = max(batch, rows(problem.y, dims[1]))
-    x, y, x_lengths, y_lengths = (
-        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors[:4], dims, strict=False)
+        batch = max(batch, rows(problem.y, dims.y))
+    folded = problem.with_tensors(
+        fold(tensor, dim, size, batch) for tensor, dim in zip(problem.tensors, dims.tensors, strict=True)
     )
-    assert x is not None
-    folded = problem._replace(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths)
+    x = folded.x
     if folded.batch != size * batch:  # nothing of the problem is mapped
         folded = folded._replace(x=x.expand(size * batch, -1, -1))
     return folded, batch
 
 
-def _fold_pairs(size: int, dims: tuple[int | None, ...], problem: Problem) -> tuple[Problem, int]:
+def _fold_pairs(size: int, dims: Any, problem: Problem) -> tuple[Problem, int]:
     """The problem of V lists of pairs, each with series of its own or with those of all."""
-    x, y, x_lengths, y_lengths, pairs = (
-        tensor if tensor is None else tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(problem.tensors, (*dims[:4], dims[8]), strict=True)
-    )
-    assert x is not None
+
+    def mapped_first(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+
+    problem = problem.with_tensors(map(mapped_first, problem.tensors, dims.tensors))
+    x, y, pairs = problem.x, problem.y, problem.pairs
     assert y is not None
     assert pairs is not None
     map_index = torch.arange(size, dtype=torch.int32, device=pairs.device).view(size, 1)
 
-    def own(side: Tensor, lengths: Tensor | None, column: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    def series_of_pairs(
+        side: Tensor, lengths: Tensor | None, column: int
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Series (V * K, ...) and their lengths, and which of them the pairs have."""
         maps = size if lengths is not None and lengths.shape[0] > side.shape[0] else side.shape[0]
-        each = side.expand(maps, *side.shape[1:]).flatten(0, 1)
-        each_length = None if lengths is None else lengths.expand(maps, -1).flatten()
+        all_series = side.expand(maps, *side.shape[1:]).flatten(0, 1)
+        all_lengths = None if lengths is None else lengths.expand(maps, -1).flatten()
         index = pairs[..., column]
         if maps > 1:  # an index that is none in its own map is none of another, either
             inside = (index >= 0) & (index < side.shape[1])
             index = torch.where(inside, index + map_index * side.shape[1], -1)
-        return each, each_length, index.expand(size, -1).flatten()
+        return all_series, all_lengths, index.expand(size, -1).flatten()
 
-    first, first_lengths, first_index = own(x, x_lengths, 0)
-    second, second_lengths, second_index = own(y, y_lengths, 1)
+    first, first_lengths, first_index = series_of_pairs(x, problem.x_lengths, 0)
+    second, second_lengths, second_index = series_of_pairs(y, problem.y_lengths, 1)
     return problem._replace(
         x=first,
         y=second,
@@ -89,8 +93,10 @@ def fold_numbers(size: int, dim: int | None, batch: int, numbers: Tensor) -> Ten
     return moved.expand(size, batch).reshape(size * batch)
 
 
-def fold_direction(size: int, dims: tuple[int | None, ...], batch: int, direction: Direction) -> Direction:
-    a, b = (fold(side, dim, size, batch) for side, dim in zip((direction.a, direction.b), dims, strict=True))
+def fold_direction(size: int, dims: Any, batch: int, direction: Direction | None) -> Direction | None:
+    if direction is None:
+        return None
+    a, b = fold(direction.a, dims.a, size, batch), fold(direction.b, dims.b, size, batch)
     return direction._replace(a=a, b=b)
 
 

@@ -70,12 +70,6 @@ def gradient_with_value(n: int, m: int) -> bool:
     return is_one_tile(n, m)
 
 
-def kept_sizes(batch: int, n: int, m: int, d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of those gradients of x and of y."""
-    number = 8 if dtype == torch.float64 else 4
-    return number * batch * n * d, number * batch * m * d
-
-
 def dual_saved_bytes(batch: int, n: int, m: int, dtype: torch.dtype, bandwidth: int) -> int:
     """The same for a forward of second order: V beside (f, n) in bottom rows, U in right columns."""
     return saved_bytes(batch, n, m, dtype, bandwidth) // 4 * 6
