@@ -837,8 +837,8 @@ def test_listed_pairs_keep_the_gradients_of_their_copies(dtype: torch.dtype, cou
     second = dual_launch.expected(listed, direction)
     assert second[2].numel() == dual_launch.expected_state_bytes(listed, direction) == state.numel()
     torch.testing.assert_close(second, dual_launch.expected(copies, direction), rtol=0, atol=0)
-    # All that pairs_at_a_time counts on: the state, and the gradients made of it; of float32 also copies, state
-    # and gradients in float64 of pairs beyond its range, too.
+    # All that pairs_at_a_time counts on: the state, and the gradients made of it; of float32 also copies,
+    # state and gradients in float64, for pairs beyond its range.
     again = 0 if dtype == torch.float64 else 12 + 2 * number + 16
     assert pairs_at_a_time(listed, True, 3 * 77 * (64 + 3 * (3 * number + again))) == 3
 
