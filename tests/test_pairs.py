@@ -525,8 +525,9 @@ def test_a_folded_index_is_not_that_of_another_map(bad: int) -> None:
     """Nor on a GPU, where nobody checks it before the kernel."""
     x, y = (torch.stack([side, side]) for side in series())
     listed = torch.tensor([[[0, 1]], [[bad, 2]]], dtype=torch.int32)
-    dims: tuple[int | None, ...] = (0, 0, None, None, None, None, None, None, 0)
-    folded, _ = fold_problem(2, dims, Problem(x, y, None, None, 1.0, NO_BAND, pairs=listed))
+    problem = Problem(x, y, None, None, 1.0, NO_BAND, pairs=listed)
+    dims = problem.with_tensors([0, 0, None, None, 0])
+    folded, _ = fold_problem(2, dims, problem)
     assert folded.pairs is not None
     assert folded.pairs.tolist() == [[0, 1], [-1, 5]]
     assert folded.pairs.dtype == torch.int32
