@@ -492,8 +492,13 @@ def test_forward_mode_in_a_compiled_graph(device: str, name: str, function: Call
         with pytest.raises(Exception, match="no forward mode inside a compiled graph"):
             derivative(functools.partial(torch.compile, fullgraph=True, backend="aot_eager"))
         torch._dynamo.reset()
-        broken = derivative(functools.partial(torch.compile, backend="aot_eager"))
-        torch.testing.assert_close(broken, expected)
+        uncompiled = functools.partial(torch.compile, backend="aot_eager")
+        if derivative is by_dual and name == "expected cost":
+            # What torch runs of it uncompiled is not told of the open level; an error, no wrong tangent.
+            with pytest.raises(RuntimeError, match="forward grad"):
+                derivative(uncompiled)
+        else:
+            torch.testing.assert_close(derivative(uncompiled), expected)
     torch._dynamo.reset()
 
 

@@ -55,7 +55,7 @@ sys.modules[spec.name] = module
 for owner, last, original in taken:
     setattr(owner, last, original)
 
-from softdtw_cuda import SoftDTW, _reference, softdtw
+from softdtw_cuda import SoftDTW, _reference, softdtw, softdtw_pairs
 assert sys.modules["softdtw_cuda._autograd"].in_transform is module.in_transform
 
 torch.manual_seed(0)
@@ -87,6 +87,9 @@ for given in (None, lengths):
 
 each = torch.func.vmap(lambda x, y: softdtw(x, y, gamma=0.5))(x.detach(), y.detach())
 check(each, _reference.softdtw(x, y, 0.5).detach())
+listed = torch.tensor([[[0, 1]], [[2, 0]]], device=device)
+each = torch.func.vmap(lambda pairs: softdtw_pairs(x.detach(), y.detach(), pairs, gamma=0.5))(listed)
+check(each[:, 0], _reference.softdtw(x[[0, 2]], y[[1, 0]], 0.5).detach())
 lazy = torch._neg_view(x.detach())
 check(softdtw(lazy, y.detach(), gamma=0.5), _reference.softdtw(-x.detach(), y.detach(), 0.5))
 zero = torch._efficientzerotensor(3, 20, 4, dtype=torch.float64, device=device)

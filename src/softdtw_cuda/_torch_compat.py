@@ -291,7 +291,10 @@ def host_numbers(tensor: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling():
         return None
     while _is_wrapped(tensor):
-        inner = _unwrapped(tensor)
+        try:
+            inner = _unwrapped(tensor)
+        except RuntimeError:  # it has no wrapper: where nobody tells, every tensor may have one
+            return None
         if inner is None:
             return None
         tensor = inner
