@@ -55,7 +55,7 @@ def _added(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
 def add_in_order(total: Tensor, per_pair: Tensor, series: Tensor) -> Tensor:
     """total (K, ...) and, one after the other, the rows of per_pair (P, ...) that belong to each series.
 
-    The order is that of the list, wherever it is cut: the sum is bitwise the same for every size of the parts.
+    The order is that of the list, wherever it is cut: parts of any size give bitwise the same sum.
     `total` is the caller's no more, and may be the sum.
     """
     count = total.shape[0]

@@ -98,7 +98,7 @@ def outer_forward_mode() -> contextlib.AbstractContextManager[None]:
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
-    """Saves tensors for a Function's backward, and for its jvp where torch may call it, which is only right away.
+    """Saves tensors for a Function's backward, and for its jvp where torch may call it: only right away.
 
     A node keeps what is saved for its jvp as it is. An output among that refers to its node, and where a
     checkpoint computes it again nothing but Python's collector would free the two.
